@@ -1,0 +1,85 @@
+// Parallel rules: the syntax, and the built-in rule sets as data. Which dimension a parameter is split on, how names of the pipeline
+// and plain layouts correspond, what is fused in one tensor. What a rule *means* for bytes is coded in reshape/, oracle/ and fixtures/, each
+// on its own. Syntax: docs/format/rules.md. Tested by rules_test.cc.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/status.h"
+
+namespace checkpoint {
+
+enum class Parallel { kReplicated, kColumn, kRow, kVocabulary };   // column: dim 0, row: dim 1, vocabulary: dim 0 with padding rows
+enum class Fused { kNone, kQueryKeyValue, kGatedLinear };
+// Order of the rows of a fused QKV tensor. Nothing in the files tells them apart: declared by rules or option.
+enum class QkvLayout {
+  kPerHeadGroup,    // "per-head-group": per key/value head group [q.. k v]; checkpoint_version 2 and later
+  kPerShard,        // "per-shard": [all q | all k | all v] inside each tensor-parallel shard; also checkpoint_version 0
+  kPerHeadInner,    // "per-head-inner": [heads, head size, 3], q k v innermost; checkpoint_version 1
+};
+std::string_view QkvLayoutName(QkvLayout layout);
+std::optional<QkvLayout> QkvLayoutFromName(std::string_view name);
+
+// One correspondence of names. Templates: literal text with at most one {layer} (transformer layer index from 0 in canonical and
+// plain names; file layer number in pipeline names, shifted by the numbering), one {rest} (one or more characters), {embedding}, {final},
+// {head} (file layer numbers by the numbering). An empty template: the layout has no such name.
+struct NameRule { std::string canonical, pipeline, plain; };
+
+// Layer numbers of the pipeline layout: embedding = `embedding`; layer i = `first_layer` + i; final norm = `first_layer` + layers +
+// `final_after`; head = `first_layer` + layers + `head_after`.
+struct PipelineNumbering { int64_t embedding = 1, first_layer = 2, final_after = 0, head_after = 1; };
+
+// First match wins. `canonical` is an RE2 pattern that must match the whole canonical name.
+struct ParameterRule {
+  std::string canonical;
+  Parallel parallel = Parallel::kReplicated;
+  Fused fused = Fused::kNone;
+  std::vector<int64_t> sub_parameter_rows;    // explicit sub-parameters of the full tensor on the split dimension; empty: none
+};
+
+// A parameter that lives on two pipeline stages under one name. `stale` marks the known exception: the copy on later stages is never
+// trained (position embeddings of Megatron-DeepSpeed).
+struct TiedRule {
+  std::string canonical;       // RE2, whole name
+  bool stale_copy = false;
+  std::vector<int64_t> layers; // pipeline layer numbers that use it, where declared; empty: first and last stage
+};
+
+enum class GroupRule {
+  kFromFiles,          // groups as the files name them (param_shapes, optimizer ids)
+  kMegatron,           // [weights of 2 or more dimensions that do not end in .bias] [the rest]; weight decay on the first
+  kMegatronHalves,     // as kMegatron, the first list cut in two at count / 2: three groups
+};
+
+struct Rules {
+  std::string name;                            // "megatron-deepspeed"
+  std::vector<NameRule> names;                 // empty: canonical names are the names
+  std::optional<PipelineNumbering> numbering;
+  std::vector<ParameterRule> parameters;
+  std::vector<TiedRule> tied;
+  GroupRule group_rule = GroupRule::kFromFiles;
+  std::optional<QkvLayout> qkv_layout;
+  std::vector<int64_t> cuts;                   // pipeline stage boundaries as layer numbers, where declared
+};
+
+// JSON as docs/format/rules.md has it. Errors: kMalformedRules (with the JSON path), kLimitExceeded.
+Result<Rules> ParseRules(std::string_view json, const std::string& where);
+
+// Built-in sets, as JSON text in the same syntax: "megatron-deepspeed" and "megatron-deepspeed-bigscience".
+std::vector<std::string_view> BuiltinRuleNames();
+std::string_view BuiltinRulesJson(std::string_view name);   // REQUIRES: one of BuiltinRuleNames()
+
+// Template matching and filling, pure text. Match gives {layer}, {embedding}, {final}, {head} as the integers found, and {rest}.
+struct TemplateMatch { std::optional<int64_t> layer, embedding, final_norm, head; std::string rest; };
+std::optional<TemplateMatch> MatchTemplate(std::string_view text_template, std::string_view text);
+std::string FillTemplate(std::string_view text_template, const TemplateMatch& fields);
+
+// Pattern matching by RE2 (linear time, no backtracking). Errors: kMalformedRules for a pattern that does not compile.
+Result<bool> MatchesWhole(std::string_view pattern, std::string_view text);
+Result<bool> MatchesPrefix(std::string_view pattern, std::string_view text);   // Python's re.match
+
+}  // namespace checkpoint
