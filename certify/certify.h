@@ -53,6 +53,7 @@ struct Declared {
   std::optional<checkpoint::QkvLayout> qkv_layout;
   std::string only;                            // RE2 over names; empty: all. Anything left out makes the judgement undecided.
   int32_t threads = 0;
+  bool universal = false;                      // read the run's universal folder instead of the native step
 };
 
 checkpoint::Result<Judgement> Check(const std::filesystem::path& path, const Declared& declared);                    // S1-S8
