@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Sets up, builds and runs the tests: ci/test.sh [quick|full|peers|gpu|all] [further arguments of ctest]. Ends with ctest's summary.
+#   quick  (default) every unit, property and real checkpoint with small bounds: a few minutes on 2 cores
+#   full   quick, and the long ones
+#   peers  needs the frameworks themselves installed
+#   gpu    needs a device
+#   all    everything that is built
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+tier=${1:-quick}
+[[ $# -eq 0 ]] || shift
+
+case $tier in
+  quick | peers | gpu) selection=(-L "^$tier\$") ;;
+  full) selection=(-L '^(quick|full)$') ;;
+  all) selection=() ;;
+  *) echo "test: unknown tier '$tier' (known: quick, full, peers, gpu, all)" >&2; exit 2 ;;
+esac
+
+"$root/ci/setup.sh"
+"$root/ci/unpack_corpus.sh"
+"$root/ci/build.sh"
+
+# A new commit draws new cases; the log tells which, and the same commit draws them again.
+if [[ -z ${RC_PARAMS:-} ]]; then
+  commit=$(git -C "$root" rev-parse HEAD 2>/dev/null || echo 0123456789ab)
+  export RC_PARAMS="seed=$((16#${commit:0:12}))"
+fi
+echo "test: tier $tier, RC_PARAMS=\"$RC_PARAMS\""
+exec ctest --test-dir "$root/build" "${selection[@]}" --no-tests=error --output-on-failure \
+  -j "${SHARDPROOF_JOBS:-$(nproc)}" "$@"
