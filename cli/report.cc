@@ -1,0 +1,131 @@
+#include "cli/report.h"
+
+#include <fmt/core.h>
+
+#include <cstdio>
+
+#include "checkpoint/file.h"
+
+namespace cli {
+
+namespace {
+
+constexpr size_t kNamesShown = 6;
+
+const char* VerdictWord(certify::Verdict verdict) {
+  switch (verdict) {
+    case certify::Verdict::kHeld: return "held";
+    case certify::Verdict::kBroken: return "BROKEN";
+    case certify::Verdict::kUndecided: return "undecided";
+    case certify::Verdict::kNotApplicable: return "not applicable";
+  }
+  return "?";
+}
+
+const char* CertificateWord(certify::Verdict verdict) {
+  if (verdict == certify::Verdict::kHeld) return "CERTIFIED";
+  return verdict == certify::Verdict::kBroken ? "REFUTED" : "UNDECIDED";
+}
+
+void PrintFindings(const certify::LawResult& law, bool faults) {
+  int64_t shown = 0;
+  for (const certify::Finding& finding : law.findings) {
+    if (finding.fault != faults) continue;
+    fmt::print("  {} {}: {}\n", law.law, finding.fault ? "fault" : "notice", finding.text);
+    ++shown;
+  }
+  const auto kept = static_cast<int64_t>(law.findings.size());
+  if (faults && law.findings_total > kept && shown > 0) {
+    fmt::print("  {} and {} more findings of these kinds\n", law.law, law.findings_total - kept);
+  }
+}
+
+std::string JoinNames(const std::vector<std::string>& names) {
+  std::string joined;
+  for (size_t i = 0; i < names.size() && i < kNamesShown; ++i) {
+    joined += (i == 0 ? "" : ", ") + names[i];
+  }
+  if (names.size() > kNamesShown) joined += fmt::format(", ... ({} in all)", names.size());
+  return joined;
+}
+
+}  // namespace
+
+int ReportError(const checkpoint::Error& error, bool json) {
+  if (json) {
+    PrintJson({{"error",
+                {{"code", checkpoint::ErrorCodeName(error.code)},
+                 {"found", error.found},
+                 {"expected", error.expected},
+                 {"where", error.where},
+                 {"advice", error.advice}}}});
+    return kExitBadInput;
+  }
+  fmt::print(stderr, "shardproof: {}\n  found:      {}\n  expected:   {}\n  where:      {}\n",
+             checkpoint::ErrorCodeName(error.code), error.found, error.expected, error.where);
+  if (!error.advice.empty()) fmt::print(stderr, "  what to do: {}\n", error.advice);
+  return kExitBadInput;
+}
+
+int ExitCode(certify::Verdict verdict) {
+  if (verdict == certify::Verdict::kHeld) return kExitDone;
+  return verdict == certify::Verdict::kBroken ? kExitRefuted : kExitUndecided;
+}
+
+void PrintJudgement(const certify::Judgement& judgement, bool certificate) {
+  for (const certify::LawResult& law : judgement.laws) {
+    fmt::print("{:<3} {:<14} {:>12} {:<10} {}{}\n", law.law, VerdictWord(law.verdict), law.compared,
+               law.unit, law.title, law.reason.empty() ? "" : ": " + law.reason);
+  }
+  for (const bool faults : {true, false}) {
+    for (const certify::LawResult& law : judgement.laws) PrintFindings(law, faults);
+  }
+  if (!judgement.root.empty()) {
+    fmt::print("root: {}{}{}\n", judgement.root, judgement.consequences.empty() ? "" : "; follows: ",
+               JoinNames(judgement.consequences));
+  }
+  fmt::print("verdict: {}\n", certificate ? CertificateWord(judgement.verdict)
+                                          : VerdictWord(judgement.verdict));
+}
+
+void PrintNotices(const std::vector<reshape::Notice>& notices) {
+  for (const reshape::Notice& notice : notices) {
+    fmt::print("  notice {}: {}{}{}\n", notice.kind, notice.text, notice.names.empty() ? "" : " ",
+               notice.names.empty() ? "" : "[" + JoinNames(notice.names) + "]");
+  }
+}
+
+void PrintJson(const nlohmann::ordered_json& json) {
+  const std::string text =
+      json.dump(2, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
+  fmt::print("{}\n", text);
+}
+
+std::string Bytes(int64_t bytes) {
+  constexpr const char* kUnits[] = {"kB", "MB", "GB", "TB", "PB"};
+  if (bytes < 1000) return fmt::format("{} bytes", bytes);
+  double amount = static_cast<double>(bytes) / 1000;
+  size_t unit = 0;
+  while (amount >= 999.95 && unit + 1 < std::size(kUnits)) {
+    amount /= 1000;
+    ++unit;
+  }
+  return fmt::format("{:.1f} {}", amount, kUnits[unit]);
+}
+
+checkpoint::Status WriteReports(const ReportFiles& files, const certify::Judgement& judgement,
+                                const nlohmann::ordered_json& certificate) {
+  if (!files.json.empty()) {
+    CK_DO(checkpoint::WriteSmallFile(files.json, certificate.dump(2) + "\n", /*flush=*/true));
+  }
+  if (!files.html.empty()) {
+    CK_DO(checkpoint::WriteSmallFile(files.html, certify::CertificateHtml(certificate), true));
+  }
+  if (!files.junit.empty()) {
+    CK_DO(checkpoint::WriteSmallFile(files.junit,
+                                     certify::JudgementJUnit(judgement, "shardproof"), true));
+  }
+  return checkpoint::Done{};
+}
+
+}  // namespace cli

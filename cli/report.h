@@ -1,0 +1,36 @@
+// What the commands print for people, and the exit codes. Machines use --json.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "certify/certify.h"
+#include "checkpoint/status.h"
+#include "reshape/inventory.h"
+
+namespace cli {
+
+inline constexpr int kExitDone = 0;
+inline constexpr int kExitRefuted = 1;
+inline constexpr int kExitBadInput = 2;
+inline constexpr int kExitUndecided = 3;
+
+// Prints the error on standard error, four lines: found, expected, where, advice; with `json` one object on standard output.
+// Returns kExitBadInput.
+int ReportError(const checkpoint::Error& error, bool json);
+int ExitCode(certify::Verdict verdict);
+// A table of laws, then the findings of each, faults first.
+void PrintJudgement(const certify::Judgement& judgement, bool certificate);
+void PrintNotices(const std::vector<reshape::Notice>& notices);
+void PrintJson(const nlohmann::ordered_json& json);
+// "1.6 MB", "812 bytes".
+std::string Bytes(int64_t bytes);
+
+// Where the certificate goes. An empty path is not written.
+struct ReportFiles { std::string json, html, junit; };
+checkpoint::Status WriteReports(const ReportFiles& files, const certify::Judgement& judgement,
+                                const nlohmann::ordered_json& certificate);
+
+}  // namespace cli
