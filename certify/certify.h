@@ -39,11 +39,20 @@ struct LawResult {
   int64_t findings_total = 0;
 };
 
+// One file as it was read: its content as one number, and where a record's checksum differs.
+struct FileDigest {
+  std::string name;                // relative to the run folder: "global_step4/mp_rank_00_model_states.pt"
+  int64_t bytes = 0;
+  std::string xxh3_128;            // 32 hexadecimal digits, big-endian
+};
+
 struct Judgement {
   Verdict verdict = Verdict::kUndecided;       // broken before undecided before held
   std::string root;                            // the law that is the cause; consequences are listed below it
   std::vector<std::string> consequences;
-  std::vector<LawResult> laws;
+  std::vector<LawResult> laws;                 // certify: R1-R7, then S1-S8 of the target
+  std::vector<FileDigest> source_files;        // of the bytes that were judged, sorted by name; check: the one checkpoint
+  std::vector<FileDigest> target_files;
 };
 
 struct Declared {
@@ -56,9 +65,12 @@ struct Declared {
   bool universal = false;                      // read the run's universal folder instead of the native step
 };
 
-checkpoint::Result<Judgement> Check(const std::filesystem::path& path, const Declared& declared);                    // S1-S8
+// S1-S8. A damaged file is a broken S8 with everything that needs it undecided, not an error. Errors: kUsage (`only` is no pattern), kNotFound,
+// kNotACheckpoint, kUnsupported, kUnnamedParameter, kUndeclared, kUnprovedOrder, and what the reader says of files that are whole but contradict each other.
+checkpoint::Result<Judgement> Check(const std::filesystem::path& path, const Declared& declared);
+// R1-R7, and S1-S8 of the target. A target that cannot be read refutes; a source that cannot be read is an error (as Check).
 checkpoint::Result<Judgement> Certify(const std::filesystem::path& source, const std::filesystem::path& target,
-                                      const Declared& source_declared, const Declared& target_declared);             // R1-R7
+                                      const Declared& source_declared, const Declared& target_declared);
 
 // {"verdict": ..., "laws": [...]}: "held|broken|undecided" for check; "certified|refuted|undecided" for certify.
 nlohmann::ordered_json JudgementJson(const Judgement& judgement, bool certificate);
@@ -69,6 +81,7 @@ checkpoint::Result<nlohmann::ordered_json> MakeCertificate(const Judgement& judg
                                                            const std::filesystem::path& target, const Declared& source_declared,
                                                            const Declared& target_declared);
 std::string CertificateHtml(const nlohmann::ordered_json& certificate);      // one self-contained page
+// JUnit: one test case a law; broken is a failure, undecided an error (never a pass), not applicable skipped.
 std::string JudgementJUnit(const Judgement& judgement, const std::string& suite);
 // Are these still the files that were certified? Lists files that changed, vanished or appeared.
 checkpoint::Result<Judgement> VerifyCertificate(const nlohmann::ordered_json& certificate, const std::filesystem::path& source,
