@@ -68,6 +68,9 @@ class TorchFileLayout {
   int64_t file_bytes_ = 0;
 };
 
+// The root folder that torch.save gives a file saved under this path: its name without the last extension.
+std::string TorchRootName(const std::filesystem::path& path);
+
 // A whole file at once, for small files and fixtures: `fill` writes the content of one storage into the span.
 Status WriteTorchFile(const std::filesystem::path& path, const Value& root, StringMemo memo,
                       const std::function<void(const Storage&, std::span<std::byte>)>& fill);

@@ -104,7 +104,7 @@ namespace internal {
   do {                                                                       \
     if (!(condition)) {                                                      \
       std::ostringstream ck_stream;                                          \
-      ck_stream __VA_ARGS__;                                                 \
+      ck_stream << "" __VA_ARGS__;                                           \
       ::checkpoint::internal::CheckFailed(__FILE__, __LINE__, #condition, ck_stream.str()); \
     }                                                                        \
   } while (false)
