@@ -1,14 +1,25 @@
 # Files of checkpoint/; ci/tidy.py compares this list with the folder.
 set(CHECKPOINT_SOURCES
+  builtin_rules.cc
   container.cc
   crc.cc
   directory.cc
   dtype.cc
   file.cc
   legacy_reader.cc
+  names.cc
+  pickle_container_steps.cc
+  pickle_opcode_steps.cc
+  pickle_reader.cc
+  pickle_tree_check.cc
+  pickle_writer.cc
+  rules.cc
   status.cc
   storage_id.cc
   tensor.cc
+  tree.cc
+  value.cc
+  walk.cc
   zip_reader.cc
   zip_writer.cc
 )

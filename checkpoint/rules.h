@@ -38,6 +38,8 @@ struct ParameterRule {
   std::string canonical;
   Parallel parallel = Parallel::kReplicated;
   Fused fused = Fused::kNone;
+  // The rule is passed over (the next ones are tried) where the model has no SwiGLU. Names alone do not tell.
+  bool only_with_swiglu = false;
   std::vector<int64_t> sub_parameter_rows;    // explicit sub-parameters of the full tensor on the split dimension; empty: none
 };
 
@@ -66,16 +68,32 @@ struct Rules {
   std::vector<int64_t> cuts;                   // pipeline stage boundaries as layer numbers, where declared
 };
 
+std::string_view ParallelName(Parallel parallel);       // "replicated", "column", "row", "vocabulary", as in JSON
+std::string_view FusedName(Fused fused);                // "none", "query-key-value", "gated-linear"
+std::string_view GroupRuleName(GroupRule group_rule);   // "from-files", "megatron", "megatron-halves"
+
 // JSON as docs/format/rules.md has it. Errors: kMalformedRules (with the JSON path), kLimitExceeded.
-Result<Rules> ParseRules(std::string_view json, const std::string& where);
+Result<Rules> ParseRules(std::string_view text, const std::string& where);
 
 // Built-in sets, as JSON text in the same syntax: "megatron-deepspeed" and "megatron-deepspeed-bigscience".
 std::vector<std::string_view> BuiltinRuleNames();
 std::string_view BuiltinRulesJson(std::string_view name);   // REQUIRES: one of BuiltinRuleNames()
 
+// The first parameter rule that names `canonical`; null where none does (such a parameter is refused by the callers, never
+// guessed). Rules with only_with_swiglu are passed over unless `swiglu`. REQUIRES: `rules` came from ParseRules.
+const ParameterRule* FirstParameterRule(const Rules& rules, std::string_view canonical, bool swiglu);
+// Likewise for tied rules.
+const TiedRule* FirstTiedRule(const Rules& rules, std::string_view canonical);
+
+// The two forms of names in a PipelineModule: "<layer>.<rest>" and "tied_modules.<key>.<rest>"; `rest` is the key in a layer
+// file. Nullopt for any other name.
+struct PipelineName { std::optional<int64_t> layer; std::string tied_key; std::string rest; };
+std::optional<PipelineName> SplitPipelineName(std::string_view name);
+
 // Template matching and filling, pure text. Match gives {layer}, {embedding}, {final}, {head} as the integers found, and {rest}.
 struct TemplateMatch { std::optional<int64_t> layer, embedding, final_norm, head; std::string rest; };
 std::optional<TemplateMatch> MatchTemplate(std::string_view text_template, std::string_view text);
+// REQUIRES: every field of the template is there.
 std::string FillTemplate(std::string_view text_template, const TemplateMatch& fields);
 
 // Pattern matching by RE2 (linear time, no backtracking). Errors: kMalformedRules for a pattern that does not compile.
