@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Builds everything: ci/build.sh [release]. Leaves build/shardproof and the tests beside it. Needs ci/setup.sh once before.
-# Settings: SHARDPROOF_TORCH and SHARDPROOF_PYTHON (see ci/setup.sh), SHARDPROOF_JOBS (default: one a core).
+# Builds everything: ci/build.sh [release]. Leaves build/shardproof and the tests beside it.
+# Needs ci/setup.sh once before.
+# Settings: SHARDPROOF_TORCH and SHARDPROOF_PYTHON (see ci/setup.sh), SHARDPROOF_JOBS (default: one
+# a core).
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 preset=${1:-release}

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Brings a fresh Debian 12 machine to where shardproof builds and its tests run: Debian packages, and a Python environment in
-# .deps/venv with the torch wheel (libtorch and Python's torch.load). Run it as often as you like: what is there is skipped.
+# Brings a fresh Debian 12 machine to where shardproof builds and its tests run: Debian packages,
+# and a Python environment in .deps/venv with the torch wheel (libtorch, and Python's torch.load).
+# Run it as often as you like: what is there is skipped.
 #
 # Settings (environment):
-#   SHARDPROOF_TORCH    folder of a torch 2.11 wheel that is installed already; nothing is downloaded then
+#   SHARDPROOF_TORCH    folder of a torch 2.11 wheel that is there already; nothing is downloaded
 #   SHARDPROOF_PYTHON   with it: the Python that has this wheel (default: found from the folder)
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 packages=(
-  g++ cmake ninja-build ccache                                           # build
-  libfmt-dev nlohmann-json3-dev libcli11-dev                             # text, JSON, command line
-  zlib1g-dev libdeflate-dev libxxhash-dev libssl-dev libre2-dev          # sums, digests, patterns: docs/decisions
-  libgtest-dev librapidcheck-dev libbenchmark-dev xxhash                 # tests and benchmarks
-  python3 python3-venv xz-utils                                          # torch wheel, checks in ci/, packed test data
+  g++ cmake ninja-build ccache                                   # build
+  libfmt-dev nlohmann-json3-dev libcli11-dev                     # text, JSON, command line
+  zlib1g-dev libdeflate-dev libxxhash-dev libssl-dev libre2-dev  # docs/decisions says what for
+  libgtest-dev librapidcheck-dev libbenchmark-dev xxhash         # tests and benchmarks
+  python3 python3-venv xz-utils                                  # torch wheel, ci/, test data
 )
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -46,8 +47,9 @@ install_packages() {
   log=$(mktemp)
   # Package lists may be older than the mirror: fetch them once, only when something is missing.
   as_root apt-get update >"$log" 2>&1 || { cat "$log" >&2; fail "apt-get update failed"; }
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}" \
-    >"$log" 2>&1 || { tail -n 40 "$log" >&2; fail "apt-get install failed"; }
+  as_root env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y --no-install-recommends "${missing[@]}" >"$log" 2>&1 ||
+    { tail -n 40 "$log" >&2; fail "apt-get install failed"; }
   rm -f "$log"
   say "Debian packages: installed ${missing[*]}"
 }
@@ -72,11 +74,12 @@ install_torch() {
     return
   fi
   local venv=$root/.deps/venv requirements=$root/ci/requirements.txt
-  # Written last, named by what was asked for: an interrupted or outdated installation has no such file.
-  local ready
+  local ready wheels
+  wheels=$(paste -sd ' ' "$requirements")
+  # Written last, named by what was asked for: an interrupted or outdated installation has none.
   ready=$root/.deps/ready-$(sha256sum "$requirements" | cut -c1-12)
   if [[ -e $ready && -x $venv/bin/python ]]; then
-    say "Python environment: .deps/venv there ($(tr '\n' ' ' <"$requirements"| sed 's/ $//'))"
+    say "Python environment: .deps/venv there ($wheels)"
     return
   fi
   mkdir -p "$root/.deps"
@@ -86,11 +89,12 @@ install_torch() {
     "$python" -m venv "$venv"
     say "Python environment: made .deps/venv with $("$python" --version)"
   fi
-  say "Python environment: installing $(tr '\n' ' ' <"$requirements")(5 GB on disk, a few minutes)"
-  "$venv/bin/python" -m pip install --quiet --no-cache-dir --disable-pip-version-check -r "$requirements"
+  say "Python environment: installing $wheels (5 GB on disk, a few minutes)"
+  "$venv/bin/python" -m pip install --quiet --no-cache-dir --disable-pip-version-check \
+    -r "$requirements"
   "$venv/bin/python" -c 'import torch, numpy'
   touch "$ready"
-  say "Python environment: $(tr '\n' ' ' <"$requirements")ready in .deps/venv"
+  say "Python environment: $wheels ready in .deps/venv"
 }
 
 install_packages

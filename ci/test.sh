@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Sets up, builds and runs the tests: ci/test.sh [quick|full|peers|gpu|all] [further arguments of ctest]. Ends with ctest's summary.
-#   quick  (default) every unit, property and real checkpoint with small bounds: a few minutes on 2 cores
+# Sets up, builds and runs the tests: ci/test.sh [quick|full|peers|gpu|all] [arguments of ctest].
+# Ends with ctest's summary.
+#   quick  (default) units, properties, real checkpoints with small bounds: minutes on 2 cores
 #   full   quick, and the long ones
 #   peers  needs the frameworks themselves installed
 #   gpu    needs a device
