@@ -34,7 +34,8 @@ def findings(changes):
 
 
 def in_status_cc(text):
-    return {"checkpoint/status.cc": f"namespace checkpoint {{\n{text}\n}}  // namespace checkpoint\n"}
+    body = f"namespace checkpoint {{\n{text}\n}}  // namespace checkpoint\n"
+    return {"checkpoint/status.cc": body}
 
 
 class TidyTest(unittest.TestCase):
@@ -114,7 +115,8 @@ class TidyTest(unittest.TestCase):
                 self.assert_none(in_status_cc(line))
 
     def test_todo_without_issue(self):
-        self.assert_one(r"status.cc:2: a TODO needs an issue number", in_status_cc("// TODO: later"))
+        self.assert_one(r"status.cc:2: a TODO needs an issue number",
+                        in_status_cc("// TODO: later"))
         self.assert_none(in_status_cc("// TODO(#12): later"))
 
     def test_path_of_a_machine(self):
