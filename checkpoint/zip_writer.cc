@@ -190,7 +190,7 @@ std::string Padded20(uint64_t number) {
   return std::string(20 - digits.size(), '0') + digits;
 }
 
-// As torch computes it: one combined hash of the names, one of the CRCs. torch walks its
+// As torch computes it: one combined hash of the names, one of the CRCs in data descriptors (empty records have none). torch walks its
 // std::unordered_set of names for the first, so the same container and hash stand here. A
 // fingerprint for readers that want one; no reader of ours depends on it.
 std::string SerializationId(const std::vector<std::string>& names,
@@ -291,7 +291,7 @@ Status TorchFileLayout::WriteFrame(OutputFile& file,
     CK_DO(writer.Put(record.payload_offset + record.bytes, Descriptor(record, crc)));
     AppendCentral(directory, record, crc);
     names.push_back(name);
-    crcs.push_back(crc);
+    if (record.bytes > 0) crcs.push_back(crc);
   }
   const int64_t directory_bytes = static_cast<int64_t>(directory.size());
   AppendEnd(directory, static_cast<int64_t>(records.size()), layout.end(), directory_bytes);
