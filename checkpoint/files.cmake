@@ -24,4 +24,5 @@ set(CHECKPOINT_SOURCES
   zip_writer.cc
 )
 set(CHECKPOINT_TESTS
+  pickle_corpus_test.cc
 )
