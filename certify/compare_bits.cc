@@ -145,8 +145,9 @@ uint16_t RoundToFloat16(float value) {
     half = 0x7e00;
   } else if (magnitude >= 0x47800000u) {  // 65536 and above; the rounding below carries 65520
     half = 0x7c00;
-  } else if (magnitude < 0x38800000u) {   // below 2^-14: subnormal, units of 2^-24
-    // Adding 0.5 aligns the last bit of the sum with 2^-24, so that the addition itself rounds to even.
+  } else if (magnitude < 0x38800000u) {  // below 2^-14: subnormal, units of 2^-24
+    // Adding 0.5 aligns the last bit of the sum with 2^-24, so that the addition itself rounds to
+    // even.
     const float sum = std::bit_cast<float>(magnitude) + 0.5f;
     half = std::bit_cast<uint32_t>(sum) - std::bit_cast<uint32_t>(0.5f);
   } else {
@@ -236,7 +237,8 @@ double ElementAsDouble(const at::Tensor& tensor, int64_t index) {
 
 Difference CompareBits(const at::Tensor& expected, const at::Tensor& found) {
   CheckSameNumel(expected, found);
-  CHECK(expected.scalar_type() == found.scalar_type(), << "found " << checkpoint::DTypeName(DTypeOf(found)));
+  CHECK(expected.scalar_type() == found.scalar_type(),
+        << "found " << checkpoint::DTypeName(DTypeOf(found)));
   Difference difference;
   difference.compared = expected.numel();
   const std::byte* a = BytesOf(expected).begin;
@@ -318,7 +320,8 @@ double FactorAtLargest(const at::Tensor& expected, const at::Tensor& found) {
 
 std::string DifferenceText(const Difference& difference) {
   if (difference.equal()) return fmt::format("all {} elements are equal", difference.compared);
-  std::string text = fmt::format("{} of {} elements differ", difference.differing, difference.compared);
+  std::string text =
+      fmt::format("{} of {} elements differ", difference.differing, difference.compared);
   if (difference.differing > difference.not_comparable)
     text += fmt::format(", by at most {} ulp", difference.ulp_max);
   text += fmt::format("; first at {}: expected {}, found {}", difference.first_index,

@@ -1,7 +1,9 @@
-// How a law collects what it finds and comes to its verdict. Internal to certify/. Tested by report_test.cc.
+// How a law collects what it finds and comes to its verdict. Internal to certify/. Tested by
+// report_test.cc.
 //
-// The rule of the house: a fault makes the law broken; something needed that was not compared makes it undecided; nothing
-// compared is never held. Findings come from several threads; the result does not depend on their order.
+// The rule of the house: a fault makes the law broken; something needed that was not compared makes
+// it undecided; nothing compared is never held. Findings come from several threads; the result does
+// not depend on their order.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +17,8 @@
 
 namespace certify {
 
-// What a law is, what it covers and what not: the words of docs/LAWS.md, printed in every certificate.
+// What a law is, what it covers and what not: the words of docs/LAWS.md, printed in every
+// certificate.
 struct LawText {
   std::string_view law, title, unit, covers, does_not_cover;
 };
@@ -34,7 +37,8 @@ class Report {
   void Compared(int64_t count);
   // `order` sorts findings (index of the tensor, usually); equal orders are sorted by content.
   void Add(Finding finding, int64_t order = 0);
-  // Something needed was not compared. The first reason by text order is told, with the count of the others.
+  // Something needed was not compared. The first reason by text order is told, with the count of
+  // the others.
   void Incomplete(std::string reason);
   // Nothing of the kind exists here. Overruled by faults and by Incomplete.
   void NotApplicable(std::string reason);

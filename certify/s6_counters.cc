@@ -1,0 +1,162 @@
+// Law S6, counters agree. Covers: optimizer steps, engine steps, skipped steps, loss scale,
+// scheduler and consumed samples are equal over all ranks, and with each other. Does not cover:
+// whether the learning rate follows its schedule.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <optional>
+
+#include "certify/single_laws.h"
+#include "checkpoint/tree.h"
+
+namespace certify {
+namespace {
+
+// Entries of model files that are one value for the whole run, whatever the rank.
+constexpr const char* kSharedEntries[] = {
+    "lr_scheduler",   "iteration",     "tokens",        "global_steps", "skipped_steps",
+    "global_samples", "dp_world_size", "mp_world_size", "ds_version",   "checkpoint_version"};
+
+void AddFault(Report& report, std::string kind, std::string text, const oracle::Place& place) {
+  Finding finding;
+  finding.fault = true;
+  finding.kind = std::move(kind);
+  finding.text = std::move(text);
+  finding.count = 1;
+  report.Add(WithPlace(std::move(finding), place));
+}
+
+// 1200 for "global_step1200" and "global_step1200_universal"; nothing for other tags, which users
+// may choose freely.
+std::optional<int64_t> StepOfTag(const std::string& tag) {
+  constexpr std::string_view kPrefix = "global_step";
+  if (tag.compare(0, kPrefix.size(), kPrefix) != 0) return std::nullopt;
+  int64_t step = 0;
+  const char* end = tag.data() + tag.size();
+  const auto parsed = std::from_chars(tag.data() + kPrefix.size(), end, step);
+  if (parsed.ec != std::errc()) return std::nullopt;
+  if (parsed.ptr != end && std::string_view(parsed.ptr) != "_universal") return std::nullopt;
+  return step;
+}
+
+// Optimizer steps that the engine's counters ask for.
+std::optional<int64_t> ExpectedOptimizerStep(const oracle::Summary& summary) {
+  if (summary.global_steps < 0) return std::nullopt;
+  const int64_t taken = summary.global_steps - std::max<int64_t>(summary.skipped_steps, 0);
+  return taken + (summary.dummy_step ? 1 : 0);
+}
+
+void CheckOverRanks(const oracle::Summary& summary, Report& report) {
+  for (const CounterTally& tally : TallyCounters(summary.counters)) {
+    report.Compared(tally.places);
+    for (const oracle::Counter& other : tally.others)
+      AddFault(report, "counter-differs",
+               fmt::format("{} is {} in {} ({}), {} in most of {} places", tally.name,
+                           NumberText(other.value), other.place.file, other.place.rank.ToString(),
+                           NumberText(tally.value), tally.places),
+               other.place);
+  }
+  for (const char* key : kSharedEntries) {
+    const auto entry = summary.carried.find(key);
+    if (entry == summary.carried.end()) continue;
+    for (size_t i = 1; i < entry->second.size(); ++i) {
+      report.Compared(1);
+      const auto& [place, value] = entry->second[i];
+      const auto& [first_place, first] = entry->second.front();
+      if (!checkpoint::SameStructure(first, value))
+        AddFault(report, "entry-differs",
+                 fmt::format("{} is {} in {}, {} in {}", key, checkpoint::Render(value, 80),
+                             place.file, checkpoint::Render(first, 80), first_place.file),
+                 place);
+    }
+  }
+}
+
+void CheckOptimizerSteps(const Subject& subject, Report& report) {
+  const oracle::Summary& summary = subject.summary();
+  const auto expected = ExpectedOptimizerStep(summary);
+  if (!expected || summary.no_steps_taken) return;
+  const std::string reason =
+      fmt::format("{} engine steps less {} skipped ones{}", summary.global_steps,
+                  std::max<int64_t>(summary.skipped_steps, 0),
+                  summary.dummy_step ? ", and one that this wrapper takes at construction" : "");
+  for (size_t i = 0; i < subject.tensors().size(); ++i) {
+    const oracle::TensorInfo& info = subject.tensors()[i];
+    if (!info.step || !info.alias_of.empty()) continue;
+    report.Compared(1);
+    if (*info.step == static_cast<double>(*expected)) continue;
+    Finding finding;
+    finding.fault = true;
+    finding.kind = "optimizer-step";
+    finding.tensor = info.name;
+    finding.count = 1;
+    finding.text = fmt::format("optimizer step of {} is {}, expected {}: {}", info.name,
+                               NumberText(*info.step), *expected, reason);
+    report.Add(std::move(finding), static_cast<int64_t>(i));
+  }
+}
+
+void CheckTag(const oracle::Summary& summary, Report& report) {
+  const auto step = StepOfTag(summary.tag);
+  if (!step) return;
+  const auto compare = [&](const char* name, int64_t value, bool fault) {
+    if (value < 0) return;
+    report.Compared(1);
+    if (value == *step) return;
+    Finding finding;
+    finding.fault = fault;
+    finding.kind = "tag-and-step";
+    finding.count = 1;
+    finding.text =
+        fmt::format("the tag {} says step {}, {} is {}", summary.tag, *step, name, value);
+    report.Add(std::move(finding));
+  };
+  compare("global_steps", summary.global_steps, true);
+  // Outside Megatron the iteration is the user's own number.
+  compare("iteration", summary.iteration, summary.format == "megatron-deepspeed");
+}
+
+void CheckSamples(const oracle::Summary& summary, Report& report) {
+  const auto args = summary.carried.find("args");
+  if (args == summary.carried.end() || args->second.empty()) return;
+  const auto number = [&](const char* key) {
+    return checkpoint::AsInt(checkpoint::Get(args->second.front().second, key));
+  };
+  const auto consumed = number("consumed_train_samples");
+  const auto batch = number("global_batch_size");
+  if (!consumed || !batch || summary.iteration < 0) return;
+  for (const auto& [place, value] : args->second) {
+    report.Compared(1);
+    const auto other = checkpoint::AsInt(checkpoint::Get(value, "consumed_train_samples"));
+    if (other != consumed)
+      AddFault(report, "consumed-samples",
+               fmt::format("args.consumed_train_samples is {} in {}, {} in {}", other.value_or(-1),
+                           place.file, *consumed, args->second.front().first.file),
+               place);
+  }
+  if (*batch <= 0 || *consumed % *batch != 0 || *consumed / *batch != summary.iteration) {
+    Finding finding;
+    finding.kind = "consumed-samples";
+    finding.text = fmt::format(
+        "args.consumed_train_samples is {}, not iteration {} x global batch {}: a ramp-up of the "
+        "batch, or a reset",
+        *consumed, summary.iteration, *batch);
+    report.Add(std::move(finding));
+  }
+}
+
+}  // namespace
+
+LawResult CheckCounters(const Subject& subject) {
+  Report report("S6");
+  const oracle::Summary& summary = subject.summary();
+  CheckOverRanks(summary, report);
+  CheckOptimizerSteps(subject, report);
+  CheckTag(summary, report);
+  CheckSamples(summary, report);
+  return report.Finish();
+}
+
+}  // namespace certify

@@ -1,0 +1,47 @@
+// Law S8, containers are whole. Covers: zip structure, CRC-32 of every record, pickle within
+// limits, of every file. Does not cover: content that was damaged before it was checksummed; legacy
+// containers, which have no checksums.
+#include <fmt/format.h>
+
+#include "certify/single_laws.h"
+
+namespace certify {
+
+LawResult CheckContainers(const std::vector<ScannedFile>& files) {
+  Report report("S8");
+  int64_t containers = 0, legacy = 0;
+  for (const ScannedFile& file : files) {
+    report.Compared(file.records_checked);
+    containers += file.torch ? 1 : 0;
+    legacy += file.legacy ? 1 : 0;
+    Finding finding;
+    finding.fault = true;
+    finding.file = file.digest.name;
+    finding.count = 1;
+    if (file.damage) {
+      finding.kind = checkpoint::ErrorCodeName(file.damage->code);
+      finding.text = fmt::format("{}: {}", file.digest.name, file.damage->ToString());
+      report.Add(finding);
+    }
+    for (const BadRecord& bad : file.bad_records) {
+      finding.kind = checkpoint::ErrorCodeName(checkpoint::ErrorCode::kChecksumMismatch);
+      finding.text = fmt::format("{}: CRC-32 of record {} is {:08x}, the directory says {:08x}",
+                                 file.digest.name, bad.record, bad.found, bad.expected);
+      report.Add(finding);
+    }
+  }
+  if (legacy > 0) {
+    Finding finding;
+    finding.kind = "no-checksums";
+    finding.count = legacy;
+    finding.text = fmt::format(
+        "{} files are legacy containers, which carry no checksums: their structure was read, their "
+        "content cannot be proved whole",
+        legacy);
+    report.Add(std::move(finding));
+    if (legacy == containers) report.NotApplicable("legacy containers carry no checksums");
+  }
+  return report.Finish();
+}
+
+}  // namespace certify

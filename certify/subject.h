@@ -1,0 +1,47 @@
+// A checkpoint under judgement: its oracle, and which of its tensors are looked at. Internal to
+// certify/. Tested by subject_test.cc.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "certify/certify.h"
+#include "certify/report.h"
+#include "oracle/oracle.h"
+
+namespace certify {
+
+struct Subject {
+  std::shared_ptr<const oracle::Oracle> oracle;
+  std::vector<bool> selected;  // one a tensor: not left out by `only`
+  int64_t left_out = 0;        // tensors that `only` leaves out, aliases aside
+  std::string only;
+
+  const oracle::Summary& summary() const { return oracle->summary(); }
+  const std::vector<oracle::TensorInfo>& tensors() const { return oracle->tensors(); }
+  // Not an alias and not left out.
+  bool IsJudged(size_t index) const { return selected[index] && tensors()[index].alias_of.empty(); }
+  // Tells a law that looks at elements what `only` leaves out.
+  void ReportLeftOut(Report& report) const;
+};
+
+// Errors: those of Oracle::Open; kUsage where `only` is no pattern.
+checkpoint::Result<Subject> OpenSubject(const std::filesystem::path& path,
+                                        const Declared& declared);
+// `only`: a pattern found anywhere in a name or a canonical name; empty: all. Errors: kUsage.
+checkpoint::Result<Subject> SelectSubject(std::shared_ptr<const oracle::Oracle> oracle,
+                                          const std::string& only);
+
+int64_t NumelOfShape(const std::vector<int64_t>& shape);
+// "101,32"; "" for a 0-d tensor.
+std::string ShapeText(const std::vector<int64_t>& shape);
+// float32, float16 or bfloat16: what the comparisons of values understand.
+bool IsSmallFloat(const at::Tensor& tensor);
+// States in the order they are assembled: weight, fp32_master, then the others by name.
+std::vector<std::string> StateOrder(const oracle::TensorInfo& info);
+// Transformer layer of a canonical name: 3 for "layers.3.mlp.dense_h_to_4h.weight"; -1 for others.
+int64_t LayerOf(const std::string& canonical);
+
+}  // namespace certify
