@@ -2,8 +2,9 @@
 # Sets up, builds, reshapes a checkpoint and certifies the result.
 #
 #   ./reshape.sh
-#       on a generated checkpoint: TP=4 PP=4 fp16 without ZeRO becomes TP=2 PP=2 DP=2 with ZeRO-1, in build/demo/
-#   ./reshape.sh SOURCE DESTINATION --tp 2 --pp 2 --dp 2 --zero 1 [any flag of `shardproof reshape`]
+#       on a generated checkpoint, in build/demo/: TP=4 PP=4 fp16 without ZeRO becomes TP=2 PP=2 DP=2
+#       with ZeRO-1
+#   ./reshape.sh SOURCE DESTINATION --tp 2 --pp 2 --dp 2 --zero 1 [flags of `shardproof reshape`]
 #       on yours; reports are written beside DESTINATION unless the flags say otherwise
 #
 # Exit codes are those of shardproof: 0 certified, 1 refuted, 2 bad input, 3 undecided.
@@ -11,15 +12,18 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 shardproof=$root/build/shardproof
 
-case ${1:-} in
-  -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-  -*) echo "usage: ./reshape.sh [SOURCE DESTINATION flags...]" >&2; exit 2 ;;
-esac
-[[ $# -ne 1 ]] || { echo "usage: ./reshape.sh [SOURCE DESTINATION flags...]" >&2; exit 2; }
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+  exit 0
+fi
+if [[ $# -eq 1 || ${1:-} == -* || ${2:-} == -* ]]; then
+  echo "usage: ./reshape.sh [SOURCE DESTINATION flags...]   (./reshape.sh --help says more)" >&2
+  exit 2
+fi
 
 show() {  # prints a command as it can be typed again, then runs it
   printf '\n$'
-  printf ' %q' "${@/#"$root"\//}"
+  printf ' %q' "$@"
   printf '\n'
   "$@"
 }

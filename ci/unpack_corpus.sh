@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Unpacks the real checkpoints that tests read: fixtures/corpus.tar.xz -> fixtures/corpus/ (not under
-# version control), after comparing the archive's sha256. fixtures/CORPUS.md says what is in it.
+# Unpacks the real checkpoints that tests read: fixtures/corpus.tar.xz -> fixtures/corpus/ (not
+# under version control), after comparing the archive's sha256. fixtures/CORPUS.md lists them.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 archive=$root/fixtures/corpus.tar.xz
