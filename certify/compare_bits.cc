@@ -235,12 +235,14 @@ double ElementAsDouble(const at::Tensor& tensor, int64_t index) {
   return 0;
 }
 
-Difference CompareBits(const at::Tensor& expected, const at::Tensor& found) {
+Difference CompareBits(const at::Tensor& expected, const at::Tensor& found,
+                       std::vector<bool>* marked) {
   CheckSameNumel(expected, found);
   CHECK(expected.scalar_type() == found.scalar_type(),
         << "found " << checkpoint::DTypeName(DTypeOf(found)));
   Difference difference;
   difference.compared = expected.numel();
+  if (marked != nullptr) marked->assign(static_cast<size_t>(difference.compared), false);
   const std::byte* a = BytesOf(expected).begin;
   const std::byte* b = BytesOf(found).begin;
   const auto element_bytes = static_cast<int64_t>(expected.element_size());
@@ -253,6 +255,7 @@ Difference CompareBits(const at::Tensor& expected, const at::Tensor& found) {
     if (same(begin, count)) continue;
     for (int64_t i = begin; i < begin + count; ++i) {
       if (same(i, 1)) continue;
+      if (marked != nullptr) (*marked)[static_cast<size_t>(i)] = true;
       Count(difference, i, ElementAsDouble(expected, i), ElementAsDouble(found, i),
             UlpAt(expected, found, i));
     }
@@ -260,10 +263,12 @@ Difference CompareBits(const at::Tensor& expected, const at::Tensor& found) {
   return difference;
 }
 
-Difference CompareConverted(const at::Tensor& expected, const at::Tensor& found, bool any_nan) {
+Difference CompareConverted(const at::Tensor& expected, const at::Tensor& found, bool any_nan,
+                            std::vector<bool>* marked) {
   CheckSameNumel(expected, found);
   Difference difference;
   difference.compared = expected.numel();
+  if (marked != nullptr) marked->assign(static_cast<size_t>(difference.compared), false);
   const DType dtype = DTypeOf(found);
   const Float32Reader wide(expected);
   if (dtype == DType::kFloat32) {
@@ -272,6 +277,7 @@ Difference CompareConverted(const at::Tensor& expected, const at::Tensor& found,
       const float value = wide.At(i);
       if (std::bit_cast<uint32_t>(value) == std::bit_cast<uint32_t>(narrow[i])) continue;
       if (any_nan && std::isnan(value) && std::isnan(narrow[i])) continue;
+      if (marked != nullptr) (*marked)[static_cast<size_t>(i)] = true;
       Count(difference, i, value, narrow[i], UlpDistance(value, narrow[i]));
     }
     return difference;
@@ -282,6 +288,7 @@ Difference CompareConverted(const at::Tensor& expected, const at::Tensor& found,
     const uint16_t rounded = RoundTo16Bit(wide.At(i), dtype);
     if (rounded == narrow[i]) continue;
     if (any_nan && IsNan16(rounded, dtype) && IsNan16(narrow[i], dtype)) continue;
+    if (marked != nullptr) (*marked)[static_cast<size_t>(i)] = true;
     Count(difference, i, WidenTo32(rounded, dtype), WidenTo32(narrow[i], dtype),
           UlpDistance16(rounded, narrow[i], dtype));
   }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "checkpoint/dtype.h"
 
@@ -55,13 +56,17 @@ struct ElementBytesView {
 };
 ElementBytesView BytesOf(const at::Tensor& tensor);
 
+// `marked`, where given, gets one entry an element: true where it differs.
+
 // Bits. REQUIRES: same type, same number of elements, both contiguous.
-Difference CompareBits(const at::Tensor& expected, const at::Tensor& found);
+Difference CompareBits(const at::Tensor& expected, const at::Tensor& found,
+                       std::vector<bool>* marked = nullptr);
 
 // found == expected converted to found's type (round to nearest even; exact when it widens).
 // REQUIRES: same number of elements, both contiguous, both float32 or 16-bit floats. any_nan: any
 // NaN equals any NaN.
-Difference CompareConverted(const at::Tensor& expected, const at::Tensor& found, bool any_nan);
+Difference CompareConverted(const at::Tensor& expected, const at::Tensor& found, bool any_nan,
+                            std::vector<bool>* marked = nullptr);
 
 // found == expected * factor, rounded once, in float32. REQUIRES: same number of elements, both
 // contiguous float32. `ulp_allowed`: 0 asks for equal bits.

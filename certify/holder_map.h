@@ -23,4 +23,7 @@ struct HolderShare {
 std::vector<HolderShare> SharesOfHolders(const Subject& subject, size_t index,
                                          const std::string& state, const std::vector<bool>& marked);
 
+// "; held by tp0-pp0-dp1 (FILE): 12 of 40", "; in every part", or "" where nothing is known.
+std::string HoldersText(const std::vector<HolderShare>& shares);
+
 }  // namespace certify

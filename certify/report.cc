@@ -105,6 +105,31 @@ Finding WithPlace(Finding finding, const oracle::Place& place) {
   return finding;
 }
 
+Finding FindingOf(const oracle::Finding& met) {
+  Finding finding;
+  finding.fault = met.fault;
+  finding.kind = met.kind;
+  finding.text = met.text;
+  finding.tensor = JoinText(met.names, ", ");
+  finding.count = static_cast<int64_t>(met.names.size());
+  if (!met.place.file.empty()) finding = WithPlace(std::move(finding), met.place);
+  return finding;
+}
+
+std::string_view LawOfKind(std::string_view kind) {
+  struct Belongs {
+    std::string_view kind, law;
+  };
+  constexpr Belongs kBelongs[] = {
+      {"two-files-of-one-rank", "S1"},
+      {"topology-contradiction", "S1"},
+      {"surplus-ranks", "S1"},
+  };
+  for (const Belongs& entry : kBelongs)
+    if (entry.kind == kind) return entry.law;
+  return "S2";
+}
+
 std::string NumberText(double value) {
   if (std::isnan(value)) return "nan";
   const auto narrow = static_cast<float>(value);

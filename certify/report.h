@@ -59,6 +59,10 @@ class Report {
 
 // Fills file and rank of a finding from a place.
 Finding WithPlace(Finding finding, const oracle::Place& place);
+// What the oracle met while reading, as a finding; and the law that it belongs to by its kind: "S1"
+// (whole files), "S3" (replicas), "S6" (counters), "S7" (groups), else "S2" (where elements lie).
+Finding FindingOf(const oracle::Finding& met);
+std::string_view LawOfKind(std::string_view kind);
 // "0.003", "nan", "-inf": shortest text that names the float.
 std::string NumberText(double value);
 std::string JoinText(const std::vector<std::string>& parts, std::string_view separator);

@@ -28,6 +28,9 @@ bool IsRankFile(FileKind kind) {
   return false;
 }
 
+// "../global_step20": a folder beside this step's.
+bool IsAnotherStep(const std::string& name) { return name.rfind("../global_step", 0) == 0; }
+
 Finding AboutFile(const oracle::FileFact& fact, bool fault, std::string kind, std::string text) {
   Finding finding;
   finding.fault = fault;
@@ -45,7 +48,7 @@ void CheckFile(const oracle::FileFact& fact, const std::string& topology, Report
                            fmt::format("{} is not there; {} needs it", fact.name, topology)));
     return;
   }
-  if (!fact.present) return;
+  if (!fact.present || IsAnotherStep(fact.name)) return;
   const FileKind kind = checkpoint::ParseFileName(fact.name).kind;
   if (IsRankFile(kind)) {
     report.Add(AboutFile(fact, true, "extra-file",
@@ -77,6 +80,8 @@ LawResult CheckComplete(const Subject& subject) {
       report.Add(WithPlace(std::move(finding), other.place));
     }
   }
+  for (const oracle::Finding& met : summary.findings)
+    if (LawOfKind(met.kind) == "S1") report.Add(FindingOf(met));
   return report.Finish();
 }
 

@@ -82,16 +82,8 @@ LawResult Covered::Finish() {
   subject_.ReportLeftOut(report_);
   for (const oracle::PaddingAccount& account : subject_.summary().padding)
     CheckPadding(account, report_);
-  // What the oracle met while reading; facts about files and replicas belong to S1 and S3.
-  for (const oracle::Finding& met : subject_.summary().findings) {
-    Finding finding;
-    finding.fault = met.fault;
-    finding.kind = met.kind;
-    finding.text = met.text;
-    if (!met.names.empty()) finding.tensor = JoinText(met.names, ", ");
-    finding.count = static_cast<int64_t>(met.names.size());
-    report_.Add(WithPlace(std::move(finding), met.place), -1);
-  }
+  for (const oracle::Finding& met : subject_.summary().findings)
+    if (LawOfKind(met.kind) == "S2") report_.Add(FindingOf(met), -1);
   return report_.Finish();
 }
 

@@ -152,6 +152,8 @@ LawResult ReplicasAgree::Finish() {
         finding.tensor, JoinText(states, ", "));
     report_.Add(std::move(finding), static_cast<int64_t>(index));
   }
+  for (const oracle::Finding& met : subject_.summary().findings)
+    if (LawOfKind(met.kind) == "S3") report_.Add(FindingOf(met), -1);
   Summarize();
   if (compared_ == 0 && !incomplete_)
     report_.NotApplicable("nothing is held more than once in this layout");

@@ -62,27 +62,6 @@ int64_t ShiftThatFits(const at::Tensor& weight, const at::Tensor& master) {
   return 0;
 }
 
-std::vector<bool> MarkDiffering(const at::Tensor& weight, const at::Tensor& master) {
-  const at::Tensor w = weight.flatten(), m = master.flatten();
-  std::vector<bool> marked(static_cast<size_t>(w.numel()));
-  for (int64_t i = 0; i < w.numel(); ++i)
-    marked[static_cast<size_t>(i)] =
-        !CompareConverted(m.narrow(0, i, 1), w.narrow(0, i, 1), true).equal();
-  return marked;
-}
-
-// "; held by tp0-pp0-dp1 (FILE): 12 of 40" where only some holders are concerned.
-std::string HoldersText(const std::vector<HolderShare>& shares) {
-  std::vector<std::string> concerned;
-  for (const HolderShare& share : shares)
-    if (share.marked > 0)
-      concerned.push_back(fmt::format("{} ({}): {} of {}", share.place.rank.ToString(),
-                                      share.place.file, share.marked, share.numel));
-  if (concerned.empty()) return "";
-  if (concerned.size() == shares.size() && shares.size() > 1) return "; in every part";
-  return "; held by " + JoinText(concerned, ", ");
-}
-
 }  // namespace
 
 void MastersFresh::Visit(size_t index, const at::Tensor& weight, const at::Tensor& master) {
@@ -106,8 +85,9 @@ void MastersFresh::Visit(size_t index, const at::Tensor& weight, const at::Tenso
     if (const int64_t shift = ShiftThatFits(weight, master); shift != 0)
       finding.text += fmt::format("; the masters sit {} element{} {}", std::abs(shift),
                                   std::abs(shift) == 1 ? "" : "s", shift > 0 ? "late" : "early");
-    const auto shares =
-        SharesOfHolders(subject_, index, oracle::kMaster, MarkDiffering(weight, master));
+    std::vector<bool> marked;
+    CompareConverted(master, weight, true, &marked);
+    const auto shares = SharesOfHolders(subject_, index, oracle::kMaster, marked);
     finding.text += HoldersText(shares);
     if (const auto first = std::find_if(shares.begin(), shares.end(),
                                         [](const HolderShare& share) { return share.marked > 0; });

@@ -156,6 +156,8 @@ LawResult CheckCounters(const Subject& subject) {
   CheckOptimizerSteps(subject, report);
   CheckTag(summary, report);
   CheckSamples(summary, report);
+  for (const oracle::Finding& met : summary.findings)
+    if (LawOfKind(met.kind) == "S6") report.Add(FindingOf(met));
   return report.Finish();
 }
 

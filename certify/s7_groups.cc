@@ -123,6 +123,8 @@ LawResult CheckGroups(const Subject& subject) {
                                             in.front(), member)),
                  -1);
   }
+  for (const oracle::Finding& met : subject.summary().findings)
+    if (LawOfKind(met.kind) == "S7") report.Add(FindingOf(met), -1);
   if (subject.summary().group_rule_known) CheckWeightDecay(subject, groups_of, report);
   return report.Finish();
 }
