@@ -2,8 +2,8 @@
 # Sets up, builds, reshapes a checkpoint and certifies the result.
 #
 #   ./reshape.sh
-#       on a generated checkpoint, in build/demo/: TP=4 PP=4 fp16 without ZeRO becomes TP=2 PP=2 DP=2
-#       with ZeRO-1
+#       on a generated checkpoint, in build/demo/: TP=4 PP=4 fp16 without ZeRO becomes
+#       TP=2 PP=2 DP=2 with ZeRO-1
 #   ./reshape.sh SOURCE DESTINATION --tp 2 --pp 2 --dp 2 --zero 1 [flags of `shardproof reshape`]
 #       on yours; reports are written beside DESTINATION unless the flags say otherwise
 #
@@ -37,8 +37,9 @@ has_flag() {  # has_flag --html "${flags[@]}": also as --html=FILE
   return 1
 }
 
-"$root/ci/setup.sh"
-"$root/ci/build.sh"
+# 1 would say "refuted".
+"$root/ci/setup.sh" || exit 2
+"$root/ci/build.sh" || exit 2
 
 if [[ $# -eq 0 ]]; then
   demo=$root/build/demo
@@ -67,13 +68,13 @@ show "$shardproof" reshape "$source" "$destination" "${flags[@]}" "${reports[@]}
 
 echo
 case $code in
-  0) echo "done: ${destination#"$root"/}" ;;
+  0) [[ ! -e $destination ]] || echo "done: $destination" ;;
   1) echo "REFUTED: the target does not hold the state of the source; do not resume from it" ;;
   2) echo "nothing was written: the message above says why" ;;
   3) echo "UNDECIDED: something needed was not compared; the report says what" ;;
   *) echo "this is a bug of shardproof (exit code $code)" ;;
 esac
 for ((i = 1; i < ${#reports[@]}; i += 2)); do
-  [[ ! -e ${reports[i]} ]] || echo "report: ${reports[i]#"$root"/}"
+  [[ ! -e ${reports[i]} ]] || echo "report: ${reports[i]}"
 done
 exit $code

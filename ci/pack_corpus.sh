@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs real checkpoints for the tests: ci/pack_corpus.sh SOURCE RUN... (a RUN is a folder below
-# SOURCE, such as megatron_deepspeed/r1). Writes fixtures/corpus.tar.xz and its sha256, and prints the
-# rows of the table in fixtures/CORPUS.md. The same files give the same archive byte for byte.
+# SOURCE, such as megatron_deepspeed/r1). Writes fixtures/corpus.tar.xz and its sha256, and prints
+# the rows of the table in fixtures/CORPUS.md. The same files give the same archive byte for byte.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [[ $# -ge 2 ]] || { echo "usage: ci/pack_corpus.sh SOURCE RUN..." >&2; exit 2; }

@@ -9,6 +9,7 @@
   errors       every ErrorCode is mentioned by a test
   checks       tests use GoogleTest's macros and properties use RC_ASSERT; nobody uses assert()
   headers      `#pragma once`, and a comment at the top that says what the file is for
+  documents    every document that a file refers to exists
 
 Tested by tidy_test.py. Usage: tidy.py [--root FOLDER]
 """
@@ -265,12 +266,32 @@ class Tidy:
             if not re.search(rf"\bErrorCode::{code}\b", tests):
                 self.report("errors", "checkpoint/status.h", f"no test mentions ErrorCode::{code}")
 
+    def check_documents(self):
+        texts = [(path, inside) for path, inside in self.sources(".h", ".cc", ".cu", ".py", ".sh")
+                 if not (inside.parts[0] == "ci" and inside.name.startswith("tidy"))]
+        for pattern in ("*.md", "docs/**/*.md", "fixtures/*.md"):
+            pages = sorted(self.root.glob(pattern))
+            texts += [(path, path.relative_to(self.root)) for path in pages]
+        for path, inside in texts:
+            places = [self.root]
+            if path.suffix == ".md":
+                places += [path.parent, self.root / "docs", self.root / "docs/format"]
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+                names = set(re.findall(r"\bdocs/[\w/.-]*\w\.(?:md|json)\b", line))
+                if path.suffix == ".md":
+                    names |= set(re.findall(r"\]\(([^)#:]+)\)", line))
+                    names |= set(re.findall(r"(?<![\w/*<])\w[\w-]*\.md\b", line))
+                for name in sorted(names):
+                    if not any((place / name).exists() for place in places):
+                        self.report("documents", f"{inside}:{number}", f"no such document: {name}")
+
     def check_all(self):
         self.check_lists()
         self.check_python_tests()
         self.check_columns_and_leftovers()
         self.check_cpp()
         self.check_error_codes()
+        self.check_documents()
         if self.files == 0:
             self.findings.append("no files were found to look at")
         return self.findings
