@@ -28,7 +28,10 @@ class ZipFile {
  public:
   ZipFile(const std::shared_ptr<const MappedFile>& file, ZipIndex index)
       : file_(file), where_(file->path().string()), index_(std::move(index)) {
-    for (const Record& record : index_.records) by_name_.emplace(record.name, &record);
+    for (const Record& record : index_.records) {
+      by_name_.emplace(record.name, &record);
+      crc_written_ = crc_written_ || record.crc32 != 0;
+    }
   }
 
   Result<TorchFile> Read() {
@@ -37,6 +40,7 @@ class ZipFile {
     CK_TRY(out.serialization_id, SmallRecord(".data/serialization_id"));
     CK_TRY(out.root, ReadRoot());
     out.file = file_;
+    out.crc_written = crc_written_;
     out.root_name = std::move(index_.root_name);
     out.storages = std::move(storages_.in_order());
     by_name_.clear();  // its names live in the records
@@ -59,7 +63,7 @@ class ZipFile {
   Result<std::span<const std::byte>> Checked(const Record& record) const {
     const auto bytes = file_->bytes().subspan(static_cast<size_t>(record.payload_offset),
                                               static_cast<size_t>(record.payload_bytes));
-    if (Crc32(0, bytes) == record.crc32) return bytes;
+    if (!crc_written_ || Crc32(0, bytes) == record.crc32) return bytes;
     return Error{ErrorCode::kChecksumMismatch, "other bytes than those that were written",
                  "the CRC-32 that the zip directory says", WhereOf(record.name),
                  "At least one byte changed after the file was written: take another copy of it."};
@@ -158,6 +162,7 @@ class ZipFile {
   std::string where_;
   ZipIndex index_;
   RecordMap by_name_;  // never iterated
+  bool crc_written_ = false;
   StorageTable storages_;
 };
 

@@ -7,7 +7,18 @@
 
 namespace checkpoint {
 
-enum class DType { kFloat32, kFloat16, kBFloat16, kFloat64, kInt64, kInt32, kInt16, kInt8, kUInt8, kBool };
+enum class DType {
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kFloat64,
+  kInt64,
+  kInt32,
+  kInt16,
+  kInt8,
+  kUInt8,
+  kBool
+};
 
 // Bytes of one element: 4 for kFloat32.
 int64_t ElementBytes(DType dtype);

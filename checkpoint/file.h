@@ -96,8 +96,8 @@ struct FileFault {
   enum class Call { kAny, kOpen, kStat, kMap, kRead, kWrite, kResize, kSync, kClose, kRename };
   Call call = Call::kAny;
   int64_t nth = 1;  // counted from 1 since SetFileFault, over calls of this kind
-  int error_number =
-      0;  // 0: a read or write transfers only half of what was asked for (at least one byte)
+  // 0: a read or write transfers only half of what was asked for (at least one byte).
+  int error_number = 0;
   bool sticky = false;  // every call of this kind from the n-th on
 };
 void SetFileFault(std::optional<FileFault> fault);

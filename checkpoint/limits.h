@@ -1,5 +1,6 @@
-// Upper bounds that every loop over file content obeys. A number read from a file is compared with these before use;
-// above the bound the reader answers ErrorCode::kLimitExceeded. Real files stay far below each of them.
+// Upper bounds that every loop over file content obeys. A number read from a file is compared with
+// these before use; above the bound the reader answers ErrorCode::kLimitExceeded. Real files stay
+// far below each of them.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@ namespace checkpoint {
 inline constexpr int64_t kZipRecordsMax = 4'000'000;
 inline constexpr int64_t kRecordNameBytesMax = 4096;
 inline constexpr int64_t kPickleBytesMax = 512LL << 20;
-inline constexpr int64_t kPickleDepthMax = 200;              // nesting of containers; real trees stay below 20
+inline constexpr int64_t kPickleDepthMax = 200;  // nesting of containers; real trees stay below 20
 inline constexpr int64_t kPickleNodesMax = 20'000'000;
 inline constexpr int64_t kPickleMemoMax = 20'000'000;
 inline constexpr int64_t kStringBytesMax = 64LL << 20;

@@ -93,13 +93,14 @@ uint16_t Flags(const Placed& record) {
                            : static_cast<uint16_t>(zip::kFlagUtf8 | zip::kFlagDescriptor);
 }
 
-void AppendZip64(std::string& out, const Placed& record) {
+// torch's local headers have 0 as the stored size, which is not known yet when it writes them.
+void AppendZip64(std::string& out, const Placed& record, int64_t stored_bytes) {
   if (record.zip64_bytes == 0) return;
   zip::Append<uint16_t>(out, zip::kExtraZip64);
   zip::Append<uint16_t>(out, static_cast<uint16_t>(record.zip64_bytes - 4));
   if (record.WideSize()) {
     zip::Append<int64_t>(out, record.bytes);
-    zip::Append<int64_t>(out, record.bytes);
+    zip::Append<int64_t>(out, stored_bytes);
   }
   if (record.WideOffset()) zip::Append<int64_t>(out, record.header_offset);
 }
@@ -114,7 +115,7 @@ std::string LocalHeader(const Placed& record) {
   zip::Append<uint16_t>(out, static_cast<uint16_t>(record.full_name.size()));
   zip::Append<uint16_t>(out, static_cast<uint16_t>(record.zip64_bytes + 4 + record.filler_bytes));
   out += record.full_name;
-  AppendZip64(out, record);
+  AppendZip64(out, record, 0);
   out += "FB";
   zip::Append<uint16_t>(out, static_cast<uint16_t>(record.filler_bytes));
   out.append(static_cast<size_t>(record.filler_bytes), 'Z');
@@ -153,7 +154,7 @@ void AppendCentral(std::string& out, const Placed& record, uint32_t crc) {
   out.append(10, '\0');  // comment, disk, attributes
   zip::Append<uint32_t>(out, Saturate(record.header_offset));
   out += record.full_name;
-  AppendZip64(out, record);
+  AppendZip64(out, record, record.bytes);
 }
 
 // The zip64 end record, its locator and the plain end record: torch writes all three always.
@@ -190,9 +191,9 @@ std::string Padded20(uint64_t number) {
   return std::string(20 - digits.size(), '0') + digits;
 }
 
-// As torch computes it: one combined hash of the names, one of the CRCs in data descriptors (empty records have none). torch walks its
-// std::unordered_set of names for the first, so the same container and hash stand here. A
-// fingerprint for readers that want one; no reader of ours depends on it.
+// As torch computes it: one combined hash of the names, one of the CRCs in data descriptors (empty
+// records have none). torch walks its std::unordered_set of names for the first, so the same
+// container and hash stand here. A fingerprint; no reader of ours depends on it.
 std::string SerializationId(const std::vector<std::string>& names,
                             const std::vector<uint32_t>& crcs) {
   std::unordered_set<std::string> written;
