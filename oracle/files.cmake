@@ -1,5 +1,22 @@
 # Files of oracle/; ci/tidy.py compares this list with the folder.
 set(ORACLE_SOURCES
+  assemble.cc
+  counters.cc
+  draft.cc
+  finish.cc
+  group_layout.cc
+  holder.cc
+  modules.cc
+  nameless.cc
+  names.cc
+  oracle.cc
+  order.cc
+  padding.cc
+  partitions.cc
+  source.cc
+  source_files.cc
+  stages.cc
+  universal.cc
 )
 set(ORACLE_TESTS
 )

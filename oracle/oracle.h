@@ -130,7 +130,8 @@ struct Summary {
   std::string rules_origin;
   std::optional<checkpoint::QkvLayout> qkv_layout;     // declared
   bool has_fused_qkv = false;
-  std::vector<int64_t> cuts;
+  std::vector<int64_t> cuts;                           // first layer number of each stage, then one past the last; empty: not pipelined
+  bool master_is_weight = false;                       // bare fp32 optimizer: fp32_master is the weight itself, S4 has nothing to compare
 };
 
 class Oracle {
