@@ -63,6 +63,9 @@ struct Declared {
   std::string only;                            // RE2 over names; empty: all. Anything left out makes the judgement undecided.
   int32_t threads = 0;
   bool universal = false;                      // read the run's universal folder instead of the native step
+  // Of the target: moments were multiplied on purpose, exp_avg by this and exp_avg_sq by its square. Absent: equal, or the loss scale between fp16
+  // at stage 0 (which does not scale the loss) and another stage.
+  std::optional<double> moments_factor;
 };
 
 // S1-S8. A damaged file is a broken S8 with everything that needs it undecided, not an error. Errors: kUsage (`only` is no pattern), kNotFound,

@@ -60,6 +60,7 @@ class StatesEqual {
   std::optional<Rule> RuleFor(const oracle::TensorInfo& source, const oracle::TensorInfo& target,
                               const std::string& state) const;
   Report& ReportOf(const std::string& state);
+  void VisitMadeUp(size_t target_index, const std::string& state, const at::Tensor& value);
   bool CutToCommonRows(size_t target_index, Pair& pair);
   void CompareValues(const Pair& pair);
   void CompareMoments(const Pair& pair);

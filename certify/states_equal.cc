@@ -101,9 +101,7 @@ void StatesEqual::Visit(size_t target_index, const std::string& state,
   Report& report = ReportOf(state);
   const auto rule = RuleFor(source, target, state);
   if (!rule) {
-    if (assembled.value.numel() > 0)
-      Note("made-up", target_index, state,
-           fmt::format("{} of {} is made up: the source has none", state, target.name));
+    VisitMadeUp(target_index, state, assembled.value);
     return;
   }
   auto expected = source_.oracle->Assemble(match->second, rule->source_state);
@@ -127,6 +125,27 @@ void StatesEqual::Visit(size_t target_index, const std::string& state,
   } else {
     CompareValues(pair);
   }
+}
+
+// The source has nothing that this state could follow from.
+void StatesEqual::VisitMadeUp(size_t target_index, const std::string& state,
+                              const at::Tensor& value) {
+  if (value.numel() == 0) return;
+  const std::string& name = target_.tensors()[target_index].name;
+  const int64_t nonzero = value.count_nonzero().item<int64_t>();
+  if (nonzero == 0) {
+    Note("made-up", target_index, state,
+         fmt::format("{} of {} is made up (zeros): the source has none", state, name));
+    return;
+  }
+  Finding finding;
+  finding.fault = true;
+  finding.kind = "state-made-up";
+  finding.tensor = name;
+  finding.state = state;
+  finding.count = nonzero;
+  finding.text = fmt::format("{} of {} is in the target alone, and not zero", state, name);
+  ReportOf(state).Add(std::move(finding), static_cast<int64_t>(target_index));
 }
 
 bool StatesEqual::CutToCommonRows(size_t source_index, Pair& pair) {

@@ -1,0 +1,344 @@
+// Law R7, everything else is listed. Covers: an exact list of what was carried, re-derived (by
+// which rule), made up or dropped; a change that no rule explains breaks the law. Does not cover:
+// whether the framework reads an entry.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "certify/pair_laws.h"
+#include "certify/tree_bits.h"
+#include "checkpoint/tree.h"
+
+namespace certify {
+namespace {
+
+using checkpoint::Value;
+using Holders = std::vector<std::pair<oracle::Place, Value>>;
+
+struct KeyRule {
+  const char* key;
+  const char* rule;
+};
+
+// Entries of model files that follow from the target's topology, stage, type or layout.
+constexpr KeyRule kEntryRules[] = {
+    {"module", "the target's layout"},
+    {"buffer_names", "the target's layout"},
+    {"optimizer", "the target's layout"},
+    {"param_shapes", "the target's layout"},
+    {"frozen_param_shapes", "the target's layout"},
+    {"frozen_param_fragments", "the target's layout"},
+    {"shared_params", "the target's layout"},
+    {"sparse_tensor_module_names", "the target's layout"},
+    {"dp_world_size", "the target's topology"},
+    {"mp_world_size", "the target's topology"},
+    {"checkpoint_parallel_dimensions", "the target's topology"},
+    {"ds_config", "the target's topology, stage and type"},
+    {"universal_checkpoint_info", "the target's topology and layout"},
+    {"checkpoint_info", "the target's vocabulary padding"},
+};
+
+// Keys of args, likewise.
+constexpr KeyRule kArgsRules[] = {
+    {"tensor_model_parallel_size", "the target's topology"},
+    {"pipeline_model_parallel_size", "the target's topology"},
+    {"transformer_pipeline_model_parallel_size", "the target's topology"},
+    {"data_parallel_size", "the target's topology"},
+    {"world_size", "the target's topology"},
+    {"model_parallel_size", "the target's topology"},
+    {"rank", "the target's topology"},
+    {"local_rank", "the target's topology"},
+    {"global_rank", "the target's topology"},
+    {"padded_vocab_size", "the target's vocabulary padding"},
+    {"zero_stage", "the target's stage"},
+    {"ds_pipeline_enabled", "the target's layout"},
+    {"no_pipeline_parallel", "the target's layout"},
+    {"fp16", "the target's type"},
+    {"bf16", "the target's type"},
+    {"params_dtype", "the target's type"},
+    {"accumulate_allreduce_grads_in_fp32", "the target's type"},
+    {"loss_scale", "the target's type"},
+    {"micro_batch_size", "batch sizes at another data parallel size"},
+    {"global_batch_size", "batch sizes at another data parallel size"},
+    {"deepspeed_config", "the target's topology, stage and type"},
+    {"deepspeed_config_dict", "the target's topology, stage and type"},
+    {"deepspeed_configuration", "the target's topology, stage and type"},
+};
+
+constexpr const char* kRandomStates[] = {"rng_state",      "random_rng_state",
+                                         "np_rng_state",   "torch_rng_state",
+                                         "cuda_rng_state", "rng_tracker_states"};
+
+// Compared one by one by R5 and S6.
+constexpr const char* kJudgedElsewhere[] = {"lr_scheduler", "global_steps", "skipped_steps",
+                                            "iteration"};
+
+template <size_t kCount>
+const char* RuleOf(const KeyRule (&rules)[kCount], const std::string& key) {
+  for (const KeyRule& rule : rules)
+    if (key == rule.key) return rule.rule;
+  return nullptr;
+}
+
+template <size_t kCount>
+bool IsOneOf(const char* const (&names)[kCount], const std::string& key) {
+  return std::any_of(std::begin(names), std::end(names),
+                     [&](const char* name) { return key == name; });
+}
+
+class Rest {
+ public:
+  Rest(const Subject& source, const Subject& target)
+      : source_(source), target_(target), report_("R7") {
+    report_.KeepPerKind(0);  // the list is exact
+  }
+
+  void ListEntries() {
+    std::set<std::string> keys;
+    for (const Subject* side : {&source_, &target_})
+      for (const auto& [key, holders] : side->summary().carried) keys.insert(key);
+    for (const std::string& key : keys) {
+      if (IsOneOf(kJudgedElsewhere, key)) continue;
+      const Holders* a = HoldersOf(source_, key);
+      const Holders* b = HoldersOf(target_, key);
+      report_.Compared(1);
+      if (IsOneOf(kRandomStates, key)) {
+        ListRandomState(key, a, b);
+      } else if (a == nullptr || b == nullptr) {
+        const char* rule = RuleOf(kEntryRules, key);
+        Add(a == nullptr ? "made-up" : "dropped", key,
+            fmt::format("{} is in the {} only{}{}", key, a == nullptr ? "target" : "source",
+                        rule == nullptr ? "" : ": follows from ", rule == nullptr ? "" : rule));
+      } else if (key == "args") {
+        CompareArgs(a->front().second, b->front().second);
+      } else {
+        CompareEntry(key, a->front().second, b->front().second, RuleOf(kEntryRules, key));
+      }
+    }
+    ListCarried("model files", carried_entries_);
+    ListCarried("args", carried_args_);
+  }
+
+  void ListStaleCopies();
+  void ListBatchSizes();
+
+  void Append(const std::vector<Finding>& findings) {
+    report_.Compared(static_cast<int64_t>(findings.size()));
+    for (const Finding& finding : findings) report_.Add(finding);
+  }
+
+  LawResult Finish() { return report_.Finish(); }
+
+ private:
+  static const Holders* HoldersOf(const Subject& subject, const std::string& key) {
+    const auto found = subject.summary().carried.find(key);
+    return found == subject.summary().carried.end() || found->second.empty() ? nullptr
+                                                                             : &found->second;
+  }
+
+  void Add(std::string kind, const std::string& key, std::string text, bool fault = false) {
+    Finding finding;
+    finding.fault = fault;
+    finding.kind = std::move(kind);
+    finding.state = key;
+    finding.text = std::move(text);
+    finding.count = 1;
+    report_.Add(std::move(finding));
+  }
+
+  void ListCarried(const char* where, const std::vector<std::string>& keys) {
+    if (keys.empty()) return;
+    Finding finding;
+    finding.kind = "carried";
+    finding.count = static_cast<int64_t>(keys.size());
+    finding.text = fmt::format("{}: {} entries carried unchanged: {}", where, keys.size(),
+                               JoinText(keys, ", "));
+    report_.Add(std::move(finding), -1);
+  }
+
+  void CompareEntry(const std::string& key, const Value& a, const Value& b, const char* rule) {
+    if (SameTree(a, b)) {
+      carried_entries_.push_back(key);
+      return;
+    }
+    const std::string change =
+        fmt::format("{}: {} -> {}", key, checkpoint::Render(a, 120), checkpoint::Render(b, 120));
+    if (rule != nullptr) {
+      Add("re-derived", key, fmt::format("{}, from {}", change, rule));
+    } else {
+      Add("changed", key, change + ": no rule explains the change", true);
+    }
+  }
+
+  void CompareArgs(const Value& a, const Value& b) {
+    const checkpoint::Items* source_items = checkpoint::MappingItems(a);
+    const checkpoint::Items* target_items = checkpoint::MappingItems(b);
+    if (source_items == nullptr || target_items == nullptr) {
+      CompareEntry("args", a, b, nullptr);
+      return;
+    }
+    for (const auto& [key_value, value] : *source_items) {
+      const std::string key =
+          checkpoint::AsString(key_value).value_or(checkpoint::Render(key_value, 80));
+      report_.Compared(1);
+      if (!checkpoint::Has(b, key)) {
+        Add("dropped", "args." + key,
+            fmt::format("args.{} ({}) is not in the target", key, checkpoint::Render(value, 80)));
+        continue;
+      }
+      const Value other = checkpoint::Get(b, key);
+      if (SameTree(value, other)) {
+        carried_args_.push_back(key);
+        continue;
+      }
+      const char* rule = RuleOf(kArgsRules, key);
+      const std::string change = fmt::format(
+          "args.{}: {} -> {}", key, checkpoint::Render(value, 80), checkpoint::Render(other, 80));
+      if (rule != nullptr) {
+        Add("re-derived", "args." + key, fmt::format("{}, from {}", change, rule));
+      } else {
+        Add("changed", "args." + key, change + ": no rule explains the change", true);
+      }
+    }
+    for (const auto& [key_value, value] : *target_items) {
+      const std::string key = checkpoint::AsString(key_value).value_or("");
+      if (key.empty() || checkpoint::Has(a, key)) continue;
+      report_.Compared(1);
+      Add("made-up", "args." + key,
+          fmt::format("args.{} ({}) is in the target only", key, checkpoint::Render(value, 80)));
+    }
+  }
+
+  void ListRandomState(const std::string& key, const Holders* a, const Holders* b);
+
+  const Subject& source_;
+  const Subject& target_;
+  Report report_;
+  std::vector<std::string> carried_entries_, carried_args_;
+};
+
+// Streams are per rank: after a change of topology there is no rank that a stream belongs to.
+void Rest::ListRandomState(const std::string& key, const Holders* a, const Holders* b) {
+  if (a == nullptr || b == nullptr) {
+    Add(a == nullptr ? "made-up" : "dropped", key,
+        fmt::format("{}: random number streams are in the {} only", key,
+                    a == nullptr ? "target" : "source"));
+    return;
+  }
+  int64_t carried = 0, known = 0;
+  for (const auto& [place, stream] : *b) {
+    for (size_t i = 0; i < a->size(); ++i) {
+      if (!SameTree((*a)[i].second, stream)) continue;
+      ++known;
+      const oracle::Rank &x = (*a)[i].first.rank, &y = place.rank;
+      const bool same_rank = std::tie(x.tensor, x.stage) == std::tie(y.tensor, y.stage);
+      if (same_rank) ++carried;
+      if (same_rank || i + 1 == a->size()) break;
+    }
+  }
+  const auto total = static_cast<int64_t>(b->size());
+  if (carried == total && a->size() == b->size()) {
+    carried_entries_.push_back(key);
+    return;
+  }
+  Add("re-derived", key,
+      fmt::format("{}: random number streams of {} model files became {}: {} as on the same rank, "
+                  "{} copies of another source rank's, {} new",
+                  key, a->size(), total, carried,
+                  std::max<int64_t>(0, std::min(known, total) - carried),
+                  std::max<int64_t>(0, total - known)));
+}
+
+void Rest::ListStaleCopies() {
+  const auto target_names = ByCanonicalName(target_);
+  for (const auto& [name, index] : ByCanonicalName(source_)) {
+    const auto found = target_names.find(name);
+    if (found == target_names.end()) continue;
+    const auto a = source_.oracle->StaleCopy(index);
+    const auto b = target_.oracle->StaleCopy(found->second);
+    if (!a.ok() || !b.ok() || (a.value().empty() && b.value().empty())) continue;
+    report_.Compared(1);
+    if (b.value().empty()) {
+      Add("dropped", name,
+          fmt::format("{}: the stale tied copy of the last stage is dropped: the target keeps the "
+                      "tensor once",
+                      name));
+      continue;
+    }
+    if (a.value().empty()) {
+      Add("made-up", name,
+          fmt::format("{}: the copy on the target's last stage is made up: the source keeps the "
+                      "tensor once",
+                      name));
+      continue;
+    }
+    std::vector<std::string> differing;
+    for (const auto& [state, value] : b.value()) {
+      const auto other = a.value().find(state);
+      const bool comparable = other != a.value().end() &&
+                              other->second.scalar_type() == value.scalar_type() &&
+                              other->second.numel() == value.numel();
+      if (comparable && !CompareBits(other->second.contiguous(), value.contiguous()).equal())
+        differing.push_back(state);
+    }
+    if (differing.empty()) {
+      Add("carried", name,
+          fmt::format("{}: the stale tied copy of the last stage is carried as it was", name));
+    } else {
+      Add("re-derived", name,
+          fmt::format("{}: the stale tied copy of the last stage was replaced ({})", name,
+                      JoinText(differing, ", ")));
+    }
+  }
+}
+
+// global = micro x accumulation x DP.
+void Rest::ListBatchSizes() {
+  if (source_.summary().data_parallel == target_.summary().data_parallel) return;
+  const Holders* config = HoldersOf(target_, "ds_config");
+  const Holders* args = HoldersOf(target_, "args");
+  const auto number = [](const Holders* holders, const char* key) -> int64_t {
+    return holders == nullptr
+               ? 0
+               : checkpoint::AsInt(checkpoint::Get(holders->front().second, key)).value_or(0);
+  };
+  const int64_t micro =
+      std::max(number(config, "train_micro_batch_size_per_gpu"), number(args, "micro_batch_size"));
+  const int64_t global =
+      std::max(number(config, "train_batch_size"), number(args, "global_batch_size"));
+  const int64_t data = target_.summary().data_parallel;
+  report_.Compared(1);
+  if (micro <= 0 || global <= 0) {
+    Add("re-derived", "batch",
+        fmt::format("data parallel size {} -> {}: the global batch (micro x accumulation x DP) "
+                    "changes with it unless "
+                    "the configuration names it",
+                    source_.summary().data_parallel, data));
+  } else if (global % (micro * data) == 0) {
+    Add("re-derived", "batch",
+        fmt::format("batch: global {} = micro {} x accumulation {} x DP {}", global, micro,
+                    global / (micro * data), data));
+  } else {
+    Add("re-derived", "batch",
+        fmt::format("batch: global {} is no multiple of micro {} x DP {}: choose other batch sizes "
+                    "before the resume",
+                    global, micro, data));
+  }
+}
+
+}  // namespace
+
+LawResult ListTheRest(const Subject& source, const Subject& target,
+                      const std::vector<Finding>& from_states) {
+  Rest rest(source, target);
+  rest.ListEntries();
+  rest.ListStaleCopies();
+  rest.ListBatchSizes();
+  rest.Append(from_states);
+  return rest.Finish();
+}
+
+}  // namespace certify
