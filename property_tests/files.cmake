@@ -2,4 +2,6 @@
 set(PROPERTY_TESTS_SOURCES
 )
 set(PROPERTY_TESTS_TESTS
+  corpus_acceptance_test.cc
+  planted_faults_test.cc
 )
