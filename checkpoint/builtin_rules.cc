@@ -50,8 +50,8 @@ constexpr std::string_view kMegatronDeepSpeed = R"json({
 }
 )json";
 
-// bigscience-workshop/Megatron-DeepSpeed: GPT and BLOOM. Layer 2 and the one behind the last transformer layer are functions
-// without a file.
+// bigscience-workshop/Megatron-DeepSpeed: GPT and BLOOM. Layer 2 and the one behind the last
+// transformer layer are functions without a file.
 constexpr std::string_view kMegatronDeepSpeedBigScience = R"json({
   "name": "megatron-deepspeed-bigscience",
   "names": [

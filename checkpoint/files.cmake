@@ -24,5 +24,19 @@ set(CHECKPOINT_SOURCES
   zip_writer.cc
 )
 set(CHECKPOINT_TESTS
+  directory_test.cc
+  tensor_test.cc
+  storage_id_test.cc
+  legacy_reader_test.cc
+  container_test.cc
+  zip_reader_test.cc
+  file_test.cc
+  dtype_test.cc
+  status_test.cc
   pickle_corpus_test.cc
+  pickle_limits_test.cc
+  pickle_test.cc
+  pickle_torch_test.cc
+  rules_test.cc
+  tree_test.cc
 )

@@ -1,4 +1,5 @@
-// Text only: patterns (RE2) and templates of names. What a number in a name means is decided elsewhere.
+// Text only: patterns (RE2) and templates of names. What a number in a name means is decided
+// elsewhere.
 #include <fmt/format.h>
 #include <re2/re2.h>
 
@@ -13,7 +14,8 @@
 namespace checkpoint {
 namespace {
 
-// Compiled patterns are kept: thousands of names meet a few dozen patterns. Bounded, as patterns come from files.
+// Compiled patterns are kept: thousands of names meet a few dozen patterns. Bounded, as patterns
+// come from files.
 class PatternCache {
  public:
   std::shared_ptr<const RE2> Compile(std::string_view pattern, bool bytes) {
@@ -24,8 +26,8 @@ class PatternCache {
     options.set_log_errors(false);
     options.set_dot_nl(bytes);
     if (bytes) options.set_encoding(RE2::Options::EncodingLatin1);
-    auto regex = std::make_shared<const RE2>(re2::StringPiece(pattern.data(), pattern.size()),
-                                             options);
+    auto regex =
+        std::make_shared<const RE2>(re2::StringPiece(pattern.data(), pattern.size()), options);
     if (compiled_.size() >= kCompiledMax) compiled_.clear();
     compiled_.emplace(key, regex);
     return regex;
@@ -66,7 +68,8 @@ std::optional<int64_t> ToNumber(std::string_view digits) {
   return number;
 }
 
-// Splits "a.{layer}.b" into literals and fields: ["a.", ".b"] and ["layer"]; there is one literal more than fields.
+// Splits "a.{layer}.b" into literals and fields: ["a.", ".b"] and ["layer"]; there is one literal
+// more than fields.
 struct TemplateParts {
   std::vector<std::string_view> literals, fields;
 };

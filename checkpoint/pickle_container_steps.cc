@@ -1,5 +1,5 @@
-// Opcodes that make and fill containers, name classes, and describe instances. Nothing is imported or called: REDUCE and
-// NEWOBJ only write down what Python would do.
+// Opcodes that make and fill containers, name classes, and describe instances. Nothing is imported
+// or called: REDUCE and NEWOBJ only write down what Python would do.
 #include <fmt/format.h>
 
 #include <utility>
@@ -39,7 +39,8 @@ Status PickleMachine::AppendTo(const Value& target, std::vector<Value> items) {
   std::vector<Value>* list = nullptr;
   if (auto* node = std::get_if<ListNode>(&target->content)) list = &node->items;
   if (auto* node = std::get_if<ObjectNode>(&target->content)) {
-    // The writer puts list items first, then dict items, then the state: another order could not be written back.
+    // The writer puts list items first, then dict items, then the state: another order could not be
+    // written back.
     if (node->state || !node->items.empty()) {
       return Malformed("list items of an instance after its dict items or state",
                        "list items first");
@@ -164,7 +165,8 @@ Status PickleMachine::PushObject(ObjectNode::How how) {
   CK_TRY(Value args, Pop());
   CK_TRY(Value callable, Pop());
   if (!As<TupleNode>(args)) return Malformed("arguments that are no tuple", "a tuple");
-  // An object in the place of the callable: the result of another call, as functools.partial makes it.
+  // An object in the place of the callable: the result of another call, as functools.partial makes
+  // it.
   if (!As<GlobalNode>(callable) && !As<ObjectNode>(callable)) {
     return Malformed("something that cannot be called", "a class or function");
   }
@@ -196,8 +198,7 @@ Status PickleMachine::StepBinPersId() {
   const auto* kind = parts.size() == 5 || parts.size() == 6 ? As<StringNode>(parts[0]) : nullptr;
   if (kind == nullptr || kind->text != "storage" || !As<GlobalNode>(parts[1]) ||
       !As<StringNode>(parts[2]) || !As<StringNode>(parts[3]) || !As<int64_t>(parts[4])) {
-    return Malformed("a persistent id of another form",
-                     "('storage', class, key, location, numel)");
+    return Malformed("a persistent id of another form", "('storage', class, key, location, numel)");
   }
   if (!resolve_) return Malformed("a tensor storage", "a pickle without tensors");
   CK_TRY(StoragePtr storage, resolve_(pid));

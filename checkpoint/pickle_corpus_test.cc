@@ -1,4 +1,5 @@
-// Every torch.save file of the corpus: what was read is written again byte for byte; composed anew, its structure stays.
+// Every torch.save file of the corpus: what was read is written again byte for byte; composed anew,
+// its structure stays.
 #include <gtest/gtest.h>
 
 #include <algorithm>

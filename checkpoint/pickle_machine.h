@@ -1,5 +1,6 @@
-// The stack machine of the pickle reader. Internal: pickle_reader.cc and pickle_opcode_steps.cc implement it, ReadPickle
-// is its only user. Every number it reads is bounded (limits.h) before use; it imports and calls nothing.
+// The stack machine of the pickle reader. Internal: pickle_reader.cc and pickle_opcode_steps.cc
+// implement it, ReadPickle is its only user. Every number it reads is bounded (limits.h) before
+// use; it imports and calls nothing.
 #pragma once
 
 #include <span>
@@ -19,8 +20,8 @@ class PickleMachine {
   PickleMachine(std::span<const std::byte> bytes, const StorageResolver& resolve,
                 const std::string& where)
       : bytes_(bytes), resolve_(resolve), where_(where) {}
-  // Empties every container that is not part of a returned tree, so that cycles and deep chains of a malformed pickle
-  // neither leak nor overflow the stack when they are destroyed.
+  // Empties every container that is not part of a returned tree, so that cycles and deep chains of
+  // a malformed pickle neither leak nor overflow the stack when they are destroyed.
   ~PickleMachine();
   PickleMachine(const PickleMachine&) = delete;
   PickleMachine& operator=(const PickleMachine&) = delete;

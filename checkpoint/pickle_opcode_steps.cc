@@ -1,5 +1,5 @@
-// What each opcode does to the machine: constants, stack, memo. Those that make containers and instances are in
-// pickle_container_steps.cc.
+// What each opcode does to the machine: constants, stack, memo. Those that make containers and
+// instances are in pickle_container_steps.cc.
 #include <fmt/format.h>
 
 #include <bit>
@@ -42,7 +42,8 @@ Status PickleMachine::PushText(uint64_t count) {
   return PushNew({StringNode{std::string(text)}});
 }
 
-// Python 2 strings are bytes; torch.load reads those of old checkpoints as text, and Latin-1 loses none of them.
+// Python 2 strings are bytes; torch.load reads those of old checkpoints as text, and Latin-1 loses
+// none of them.
 Status PickleMachine::PushLatin1(uint64_t count) {
   CK_DO(CheckByteCount(count, "a string"));
   CK_TRY(const std::string_view latin1, Take(count));
@@ -71,8 +72,7 @@ Status PickleMachine::PushLong(uint64_t count) {
   CK_TRY(const std::string_view taken, Take(count));
   const std::string_view bytes = MinimalTwosComplement(taken);
   if (bytes.size() > 8) return PushNew({BigIntNode{std::string(bytes)}});
-  const bool negative =
-      !bytes.empty() && (static_cast<unsigned char>(bytes.back()) & 0x80) != 0;
+  const bool negative = !bytes.empty() && (static_cast<unsigned char>(bytes.back()) & 0x80) != 0;
   uint64_t number = negative ? ~uint64_t{0} : 0;
   for (size_t i = bytes.size(); i > 0; --i) {
     number = number << 8 | static_cast<unsigned char>(bytes[i - 1]);

@@ -1,5 +1,5 @@
-// Numbers and names of pickle opcodes. The names of refused ones stand here too, for error texts. Internal to the pickle
-// reader and writer.
+// Numbers and names of pickle opcodes. The names of refused ones stand here too, for error texts.
+// Internal to the pickle reader and writer.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 namespace checkpoint::opcode {
 
 inline constexpr uint8_t kMark = '(', kStop = '.', kPop = '0', kPopMark = '1', kDup = '2';
-inline constexpr uint8_t kBinFloat = 'G', kBinInt = 'J', kBinInt1 = 'K', kBinInt2 = 'M', kNone = 'N';
+inline constexpr uint8_t kBinFloat = 'G', kBinInt = 'J', kBinInt1 = 'K', kBinInt2 = 'M',
+                         kNone = 'N';
 inline constexpr uint8_t kBinPersId = 'Q', kReduce = 'R', kBinString = 'T', kShortBinString = 'U';
 inline constexpr uint8_t kBinUnicode = 'X', kAppend = 'a', kBuild = 'b', kGlobal = 'c', kDict = 'd';
 inline constexpr uint8_t kAppends = 'e', kBinGet = 'h', kLongBinGet = 'j', kList = 'l';
@@ -26,12 +27,25 @@ struct RefusedOpcode {
   std::string_view name;
 };
 
-// Known to Python, never written by torch.save or DCP; some of them run code or reach outside the file by design.
+// Known to Python, never written by torch.save or DCP; some of them run code or reach outside the
+// file by design.
 inline constexpr RefusedOpcode kRefused[] = {
-    {'F', "FLOAT"},        {'I', "INT"},         {'L', "LONG"},       {'P', "PERSID"},
-    {'S', "STRING"},       {'V', "UNICODE"},     {'g', "GET"},        {'p', "PUT"},
-    {'i', "INST"},         {'o', "OBJ"},         {0x82, "EXT1"},      {0x83, "EXT2"},
-    {0x84, "EXT4"},        {0x92, "NEWOBJ_EX"},  {0x96, "BYTEARRAY8"}, {0x97, "NEXT_BUFFER"},
+    {'F', "FLOAT"},
+    {'I', "INT"},
+    {'L', "LONG"},
+    {'P', "PERSID"},
+    {'S', "STRING"},
+    {'V', "UNICODE"},
+    {'g', "GET"},
+    {'p', "PUT"},
+    {'i', "INST"},
+    {'o', "OBJ"},
+    {0x82, "EXT1"},
+    {0x83, "EXT2"},
+    {0x84, "EXT4"},
+    {0x92, "NEWOBJ_EX"},
+    {0x96, "BYTEARRAY8"},
+    {0x97, "NEXT_BUFFER"},
     {0x98, "READONLY_BUFFER"},
 };
 

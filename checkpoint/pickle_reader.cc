@@ -138,7 +138,8 @@ Result<std::string_view> PickleMachine::TakeLine() {
 }
 
 Status PickleMachine::Push(Value value) {
-  // Pushes bound nodes, edges and the stack alike: each node and each edge of the tree was pushed once.
+  // Pushes bound nodes, edges and the stack alike: each node and each edge of the tree was pushed
+  // once.
   if (++pushes_ > kPickleNodesMax) {
     return Limit(fmt::format("more than {} objects", kPickleNodesMax),
                  fmt::format("at most {}", kPickleNodesMax));

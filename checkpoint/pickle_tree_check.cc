@@ -93,10 +93,10 @@ struct Frame {
 };
 
 Error TooDeep(int64_t depth_max, const std::string& where) {
-  return Error{ErrorCode::kLimitExceeded,
-               fmt::format("objects nested more than {} deep", depth_max),
-               fmt::format("at most {}", depth_max), where,
-               "Real checkpoints stay below 20; this file was not written by a training framework."};
+  return Error{
+      ErrorCode::kLimitExceeded, fmt::format("objects nested more than {} deep", depth_max),
+      fmt::format("at most {}", depth_max), where,
+      "Real checkpoints stay below 20; this file was not written by a training framework."};
 }
 
 }  // namespace

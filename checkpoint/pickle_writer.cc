@@ -1,5 +1,6 @@
-// Protocol 2 as CPython 3.11's C pickler writes it, byte for byte: the order of memo numbers, the integer widths, and its
-// two ways to batch items (plain lists and dicts differ from those of instances).
+// Protocol 2 as CPython 3.11's C pickler writes it, byte for byte: the order of memo numbers, the
+// integer widths, and its two ways to batch items (plain lists and dicts differ from those of
+// instances).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -52,13 +53,14 @@ class PickleWriter {
   }
 
  private:
-  // What remains to be written, last first. An explicit stack, so that no input decides how deep we recurse.
+  // What remains to be written, last first. An explicit stack, so that no input decides how deep we
+  // recurse.
   struct Task {
     enum class Kind { kSave, kOpcode, kMemoize, kList, kDict, kObjectList, kObjectDict };
     Kind kind;
     const Node* node = nullptr;
-    size_t begin = 0;      // of the next batch
-    uint8_t code = 0;      // of kOpcode
+    size_t begin = 0;  // of the next batch
+    uint8_t code = 0;  // of kOpcode
   };
 
   void Do(const Task& task) {
@@ -89,7 +91,8 @@ class PickleWriter {
   void LaterOpcode(uint8_t code) { tasks_.push_back({.kind = Task::Kind::kOpcode, .code = code}); }
   void LaterMemoize(const Node& node) { tasks_.push_back({Task::Kind::kMemoize, &node}); }
 
-  // Memo. Strings go by identity or content; classes by content always, as a class is one object in Python.
+  // Memo. Strings go by identity or content; classes by content always, as a class is one object in
+  // Python.
   std::pair<uint32_t*, bool> MemoSlot(const Node& node) {
     if (const auto* global = std::get_if<GlobalNode>(&node.content)) {
       const auto [place, is_new] = global_memo_.try_emplace({global->module, global->name}, 0);
@@ -288,7 +291,8 @@ class PickleWriter {
     const auto* location = As<StringNode>(tuple->items[3]);
     const auto* numel = As<int64_t>(tuple->items[4]);
     const Storage& storage = *node.storage;
-    if (!kind || kind->text != "storage" || !global || !pid_key || !location || !numel) return false;
+    if (!kind || kind->text != "storage" || !global || !pid_key || !location || !numel)
+      return false;
     if (global->name != StorageClassName(storage.dtype) || pid_key->text != key) return false;
     if (location->text != storage.location || *numel != storage.numel) return false;
     made_strings_.emplace(kind->text, tuple->items[0]);
@@ -298,10 +302,9 @@ class PickleWriter {
   }
 
   const Value& MakePid(const Storage& storage, const std::string& key) {
-    made_.push_back(MakeTuple({MadeString("storage"),
-                               MakeGlobal("torch", std::string(StorageClassName(storage.dtype))),
-                               MadeString(key), MadeString(storage.location),
-                               MakeInt(storage.numel)}));
+    made_.push_back(MakeTuple(
+        {MadeString("storage"), MakeGlobal("torch", std::string(StorageClassName(storage.dtype))),
+         MadeString(key), MadeString(storage.location), MakeInt(storage.numel)}));
     return made_.back();
   }
 

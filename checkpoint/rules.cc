@@ -1,4 +1,5 @@
-// The JSON syntax of rule files: strict, every unknown or doubtful thing is refused with its path (docs/format/rules.md).
+// The JSON syntax of rule files: strict, every unknown or doubtful thing is refused with its path
+// (docs/format/rules.md).
 #include "checkpoint/rules.h"
 
 #include <fmt/format.h>
@@ -60,7 +61,8 @@ Status CheckObject(const json& value, const Place& place,
   if (!value.is_object()) return place.Wrong(value.type_name(), "an object");
   for (const auto& [key, entry] : value.items()) {
     if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
-      return place.Key(key).Wrong("an unknown key", fmt::format("one of {}", fmt::join(keys, ", ")));
+      return place.Key(key).Wrong("an unknown key",
+                                  fmt::format("one of {}", fmt::join(keys, ", ")));
     }
   }
   return Done{};
@@ -88,10 +90,10 @@ Result<bool> OptionalFlag(const json& object, const Place& place, const char* ke
 Result<int64_t> Number(const json& value, const Place& place) {
   constexpr int64_t kNumberMax = int64_t{1} << 48;
   // Numbers above int64 are unsigned to the parser; both are compared before they are used.
-  const bool fits = value.is_number_integer() &&
-                    (!value.is_number_unsigned() ||
-                     value.get<uint64_t>() <= static_cast<uint64_t>(kNumberMax)) &&
-                    value.get<int64_t>() >= 0;
+  const bool fits =
+      value.is_number_integer() &&
+      (!value.is_number_unsigned() || value.get<uint64_t>() <= static_cast<uint64_t>(kNumberMax)) &&
+      value.get<int64_t>() >= 0;
   if (!fits) {
     return place.Wrong(value.is_number() ? value.dump() : std::string(value.type_name()),
                        fmt::format("an integer from 0 to {}", kNumberMax));
@@ -201,8 +203,8 @@ Result<NameRule> ParseName(const json& value, const Place& place, bool has_numbe
          TemplateFields(rule.canonical, place.Key("canonical"), {"layer", "rest"}));
   if (!rule.pipeline.empty()) {
     const Place here = place.Key("pipeline");
-    CK_TRY(const auto fields, TemplateFields(rule.pipeline, here,
-                                             {"layer", "rest", "embedding", "final", "head"}));
+    CK_TRY(const auto fields,
+           TemplateFields(rule.pipeline, here, {"layer", "rest", "embedding", "final", "head"}));
     CK_DO(CheckSameFields(canonical, fields, here));
     const bool has_number = fields.size() > (Contains(fields, "rest") ? 1u : 0u);
     if (has_number && !has_numbering) {
@@ -231,8 +233,8 @@ Result<PipelineNumbering> ParseNumbering(const json& value, const Place& place) 
 }
 
 Result<ParameterRule> ParseParameter(const json& value, const Place& place) {
-  CK_DO(CheckObject(value, place, {"canonical", "parallel", "fused", "only_with_swiglu",
-                                   "sub_parameter_rows"}));
+  CK_DO(CheckObject(value, place,
+                    {"canonical", "parallel", "fused", "only_with_swiglu", "sub_parameter_rows"}));
   ParameterRule rule;
   CK_TRY(rule.canonical, Pattern(value, place));
   CK_TRY(rule.parallel, Choice(value, place, "parallel", kParallelNames));
@@ -243,13 +245,16 @@ Result<ParameterRule> ParseParameter(const json& value, const Place& place) {
   CK_TRY(rule.sub_parameter_rows, OptionalNumbers(value, place, "sub_parameter_rows"));
   const bool is_split = rule.parallel == Parallel::kColumn || rule.parallel == Parallel::kRow;
   if (rule.fused != Fused::kNone && rule.parallel != Parallel::kColumn) {
-    return place.Key("fused").Wrong(fmt::format("'{}' on {}", FusedName(rule.fused),
-                                                ParallelName(rule.parallel)),
-                                    "fused tensors are column");
+    return place.Key("fused").Wrong(
+        fmt::format("'{}' on {}", FusedName(rule.fused), ParallelName(rule.parallel)),
+        "fused tensors are column");
   }
   if (!rule.sub_parameter_rows.empty() && (!is_split || rule.fused != Fused::kNone)) {
-    return place.Key("sub_parameter_rows").Wrong("sub-parameters of a tensor that is not split, "
-                                                 "or fused by name", "column or row, not fused");
+    return place.Key("sub_parameter_rows")
+        .Wrong(
+            "sub-parameters of a tensor that is not split, "
+            "or fused by name",
+            "column or row, not fused");
   }
   if (std::count(rule.sub_parameter_rows.begin(), rule.sub_parameter_rows.end(), 0) > 0) {
     return place.Key("sub_parameter_rows").Wrong("0 rows", "at least 1");
@@ -279,8 +284,8 @@ Result<TiedRule> ParseTied(const json& value, const Place& place) {
 
 // One list of rules: `parse` makes a rule of each item.
 template <typename Rule, typename Parse>
-Status ParseList(const json& document, const Place& root, const char* key,
-                 std::vector<Rule>* rules, const Parse& parse) {
+Status ParseList(const json& document, const Place& root, const char* key, std::vector<Rule>* rules,
+                 const Parse& parse) {
   const auto entry = document.find(key);
   if (entry == document.end()) return Done{};
   const Place place = root.Key(key);
@@ -293,16 +298,18 @@ Status ParseList(const json& document, const Place& root, const char* key,
 }
 
 Result<Rules> ParseDocument(const json& document, const Place& root) {
-  CK_DO(CheckObject(document, root, {"name", "names", "numbering", "parameters", "tied", "groups",
-                                     "qkv_layout", "cuts"}));
+  CK_DO(CheckObject(
+      document, root,
+      {"name", "names", "numbering", "parameters", "tied", "groups", "qkv_layout", "cuts"}));
   Rules rules;
   CK_TRY(rules.name, Text(document, root, "name"));
   if (document.contains("numbering")) {
     CK_TRY(rules.numbering, ParseNumbering(document["numbering"], root.Key("numbering")));
   }
-  CK_DO(ParseList(document, root, "names", &rules.names, [&](const json& value, const Place& place) {
-    return ParseName(value, place, rules.numbering.has_value());
-  }));
+  CK_DO(
+      ParseList(document, root, "names", &rules.names, [&](const json& value, const Place& place) {
+        return ParseName(value, place, rules.numbering.has_value());
+      }));
   CK_DO(ParseList(document, root, "parameters", &rules.parameters, ParseParameter));
   CK_DO(ParseList(document, root, "tied", &rules.tied, ParseTied));
   if (document.contains("groups")) {

@@ -54,8 +54,9 @@ Value WithItems(const Value& mapping, Items items) {
   return copy;
 }
 
-// Union-find over nodes of both trees: nodes in one class were found, or are assumed, equal. Each call of Join that returns true
-// joins two classes, so the walk is linear in nodes even where one tree shares what the other repeats.
+// Union-find over nodes of both trees: nodes in one class were found, or are assumed, equal. Each
+// call of Join that returns true joins two classes, so the walk is linear in nodes even where one
+// tree shares what the other repeats.
 class NodeClasses {
  public:
   bool Join(const Node* a, const Node* b) {
@@ -138,7 +139,8 @@ std::string RenderScalar(const Value& value) {
   if (const auto* number = As<BigIntNode>(value)) {
     return fmt::format("int({} bytes)", number->little_endian.size());
   }
-  if (const auto* bytes = As<BytesNode>(value)) return fmt::format("bytes({})", bytes->bytes.size());
+  if (const auto* bytes = As<BytesNode>(value))
+    return fmt::format("bytes({})", bytes->bytes.size());
   if (const auto* global = As<GlobalNode>(value)) return global->module + "." + global->name;
   return "";
 }
@@ -152,7 +154,8 @@ bool IsShortSequence(const std::vector<Value>& items) {
 }
 
 std::string RenderSequence(const std::vector<Value>& items, bool is_list) {
-  if (!IsShortSequence(items)) return fmt::format("{}({})", is_list ? "list" : "tuple", items.size());
+  if (!IsShortSequence(items))
+    return fmt::format("{}({})", is_list ? "list" : "tuple", items.size());
   std::string line(1, is_list ? '[' : '(');
   for (const Value& item : items) {
     if (line.size() > 1) line += ", ";
@@ -165,9 +168,12 @@ std::string RenderSequence(const std::vector<Value>& items, bool is_list) {
 std::string RenderObject(const Value& value) {
   const Items* items = MappingItems(value);
   if (items) return fmt::format("{}({})", ClassName(value), items->size());
-  const auto& object = std::get<ObjectNode>(value->content);
-  const auto* args = As<TupleNode>(object.args);
-  return ClassName(value) + (args ? RenderSequence(args->items, false) : "(...)");
+  if (const auto* shape = SequenceItems(value)) {
+    return fmt::format("{}({})", ClassName(value), RenderSequence(*shape, true));
+  }
+  const auto* args = As<TupleNode>(As<ObjectNode>(value)->args);
+  if (args == nullptr || !IsShortSequence(args->items)) return ClassName(value) + "(...)";
+  return ClassName(value) + RenderSequence(args->items, false);
 }
 
 std::string RenderAny(const Value& value) {
@@ -190,7 +196,8 @@ const Items* MappingItems(const Value& value) {
   if (const auto* dict = As<DictNode>(value)) return &dict->items;
   const auto* object = As<ObjectNode>(value);
   if (object == nullptr) return nullptr;
-  // An OrderedDict may have a state too (the _metadata of a module's state_dict): its items are what it maps.
+  // An OrderedDict may have a state too (the _metadata of a module's state_dict): its items are
+  // what it maps.
   if (!object->items.empty() || IsDictClass(*object)) return &object->items;
   const auto* state = As<DictNode>(object->state);
   return state ? &state->items : nullptr;
