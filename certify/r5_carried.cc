@@ -145,7 +145,10 @@ bool IsScaler(const std::string& name) {
 void CompareCounters(const Subject& source, const Subject& target, Report& report) {
   const auto target_tallies = TallyCounters(target.summary().counters);
   for (const CounterTally& tally : TallyCounters(source.summary().counters)) {
-    if (tally.name == "optimizer step") continue;  // compared a parameter at a time
+    // Compared a parameter at a time; names of folders, which S6 compares with the steps.
+    if (tally.name == "optimizer step" || tally.name == "tag" ||
+        tally.name == "latest_checkpointed_iteration")
+      continue;
     const CounterTally* other = FindTally(target_tallies, tally.name);
     const bool scaler = IsScaler(tally.name) && ScalerMayChange(source.summary(), target.summary());
     if (other == nullptr) {

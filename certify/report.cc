@@ -121,9 +121,9 @@ std::string_view LawOfKind(std::string_view kind) {
     std::string_view kind, law;
   };
   constexpr Belongs kBelongs[] = {
-      {"two-files-of-one-rank", "S1"},
-      {"topology-contradiction", "S1"},
-      {"surplus-ranks", "S1"},
+      {"two-files-of-one-rank", "S1"},   {"topology-contradiction", "S1"},
+      {"surplus-ranks", "S1"},           {"unproved-stale-tied-copy", "S3"},
+      {"hyper-parameters-differ", "S7"},
   };
   for (const Belongs& entry : kBelongs)
     if (entry.kind == kind) return entry.law;

@@ -1,0 +1,22 @@
+// The two digest algorithms over bytes in memory. Internal to certify/. Tested by hash_test.cc with
+// published vectors.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace certify {
+
+enum class HashAlgorithm { kXxh3_128, kSha256 };
+
+// "xxh3-128", "sha256".
+std::optional<HashAlgorithm> HashAlgorithmFromName(std::string_view name);
+std::string_view HashAlgorithmName(HashAlgorithm algorithm);
+// Lower-case hexadecimal digits; XXH3 in its canonical (big-endian) form.
+std::string HashHex(HashAlgorithm algorithm, std::span<const std::byte> bytes);
+std::string HashHex(HashAlgorithm algorithm, std::string_view text);
+
+}  // namespace certify

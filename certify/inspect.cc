@@ -1,0 +1,70 @@
+// What a checkpoint is, and its logical tensors.
+#include <string>
+
+#include "certify/certify.h"
+#include "certify/json_text.h"
+#include "certify/subject.h"
+
+namespace certify {
+namespace {
+
+using nlohmann::ordered_json;
+
+const char* RoleName(oracle::Role role) {
+  switch (role) {
+    case oracle::Role::kTrainable:
+      return "trainable";
+    case oracle::Role::kFrozen:
+      return "frozen";
+    case oracle::Role::kBuffer:
+      return "buffer";
+  }
+  return "";
+}
+
+ordered_json TensorJson(const oracle::TensorInfo& info) {
+  ordered_json json;
+  json["name"] = info.name;
+  json["canonical"] = info.canonical;
+  json["shape"] = info.shape;
+  const auto weight = info.states.find(oracle::kWeight);
+  const auto master = info.states.find(oracle::kMaster);
+  const auto stored = weight != info.states.end() ? weight : master;
+  json["dtype"] = stored == info.states.end() ? "" : checkpoint::DTypeName(stored->second);
+  json["parallel"] = info.parallel;
+  json["partition_dim"] = info.partition_dim;
+  json["states"] = StateOrder(info);
+  json["state_dtypes"] = ordered_json::object();
+  for (const std::string& state : StateOrder(info))
+    json["state_dtypes"][state] = checkpoint::DTypeName(info.states.at(state));
+  json["role"] = RoleName(info.role);
+  if (!info.alias_of.empty()) json["alias_of"] = info.alias_of;
+  if (info.vocabulary_rows >= 0) json["vocabulary_rows"] = info.vocabulary_rows;
+  if (info.group >= 0) json["group"] = info.group;
+  if (info.step) json["step"] = *info.step;
+  if (!info.weight_strides.empty()) json["weight_strides"] = info.weight_strides;
+  json["rule"] = info.rule;
+  return json;
+}
+
+}  // namespace
+
+checkpoint::Result<ordered_json> Inspect(const std::filesystem::path& path,
+                                         const Declared& declared) {
+  CK_TRY(const Subject subject, OpenSubject(path, declared));
+  ordered_json json = SummaryJson(subject);
+  json["tensors"] = ordered_json::array();
+  for (size_t i = 0; i < subject.tensors().size(); ++i)
+    if (subject.selected[i]) json["tensors"].push_back(TensorJson(subject.tensors()[i]));
+  json["groups"] = ordered_json::array();
+  for (const oracle::GroupInfo& group : subject.summary().groups)
+    json["groups"].push_back({{"name", group.name},
+                              {"hyper_parameters", group.hyper_parameters},
+                              {"members", group.members}});
+  json["notices"] = ordered_json::array();
+  for (const oracle::Finding& finding : subject.summary().findings)
+    json["notices"].push_back({{"kind", finding.kind}, {"text", finding.text}});
+  return CleanText(json);
+}
+
+}  // namespace certify
