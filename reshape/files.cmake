@@ -1,5 +1,51 @@
 # Files of reshape/; ci/tidy.py compares this list with the folder.
 set(RESHAPE_SOURCES
+  assemble.cc
+  blocks.cc
+  choose_rules.cc
+  compare_content.cc
+  convert.cc
+  execute.cc
+  files.cc
+  fill.cc
+  group_table.cc
+  inventory.cc
+  layer_partition.cc
+  legality.cc
+  memory_use.cc
+  module_names.cc
+  naming.cc
+  optimizer_tree.cc
+  parallel_kind.cc
+  partial_folder.cc
+  partition.cc
+  plan.cc
+  prove_order.cc
+  rank_layout.cc
+  read_flat_groups.cc
+  read_model.cc
+  read_partitions.cc
+  read_unfused.cc
+  read_universal.cc
+  reshape.cc
+  resolve.cc
+  search_order.cc
+  shards.cc
+  stage_cuts.cc
+  target.cc
+  target_config.cc
+  target_groups.cc
+  target_model_files.cc
+  target_notices.cc
+  target_optimizer_partitions.cc
+  target_optimizer_shaped.cc
+  target_scalars.cc
+  target_states.cc
+  target_universal.cc
+  target_universal_info.cc
+  target_weights.cc
 )
 set(RESHAPE_TESTS
+  corpus_inventory_test.cc
+  layer_partition_test.cc
 )

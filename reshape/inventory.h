@@ -66,6 +66,8 @@ struct LogicalTensor {
   // Strides of the full weight where it is stored transposed (in elements, of the TP = 1 tensor); empty: row-major.
   std::vector<int64_t> weight_strides;
   std::vector<PipelineStage> stages;           // source stages that hold it
+  // Pipeline layer numbers that use it: one for most; first and last use for a tied one. Empty in the plain layout.
+  std::vector<int64_t> layers;
   // The stale copy on the later stage (position embeddings): its own states, as found; empty for all other tensors.
   std::map<std::string, StatePieces> stale_states;
 };
@@ -122,7 +124,6 @@ struct ReadOptions {
   std::string rules_origin;
   std::optional<checkpoint::QkvLayout> qkv_layout;        // from the option; wins over the rules
   checkpoint::Value param_groups;                         // hyper-parameters for elastic sources, a list of dicts; null: none given
-  bool load_files = true;
 };
 
 // Errors: those of the readers, kMissingFile, kInconsistent, kUnsupported (ZeRO-3, MoE), kUnnamedParameter (TP > 1 and no rule),
