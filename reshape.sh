@@ -55,8 +55,12 @@ else
   flags=("${@:3}")
 fi
 
+certified=yes
+for flag in --dry-run --no-certify --list-targets; do
+  ! has_flag "$flag" "${flags[@]}" || certified=no
+done
 reports=()
-if ! has_flag --dry-run "${flags[@]}" && ! has_flag --no-certify "${flags[@]}"; then
+if [[ $certified == yes ]]; then
   for report in certificate:certificate.json html:certificate.html junit:junit.xml; do
     has_flag "--${report%%:*}" "${flags[@]}" ||
       reports+=("--${report%%:*}" "$destination.${report#*:}")
@@ -68,7 +72,7 @@ show "$shardproof" reshape "$source" "$destination" "${flags[@]}" "${reports[@]}
 
 echo
 case $code in
-  0) [[ ! -e $destination ]] || echo "done: $destination" ;;
+  0) [[ $certified == no ]] || echo "CERTIFIED: $destination holds the state of $source" ;;
   1) echo "REFUTED: the target does not hold the state of the source; do not resume from it" ;;
   2) echo "nothing was written: the message above says why" ;;
   3) echo "UNDECIDED: something needed was not compared; the report says what" ;;
