@@ -24,6 +24,7 @@ set(CHECKPOINT_SOURCES
   zip_writer.cc
 )
 set(CHECKPOINT_TESTS
+  container_torch_test.cc
   directory_test.cc
   tensor_test.cc
   storage_id_test.cc

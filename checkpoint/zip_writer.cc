@@ -304,17 +304,25 @@ Status WriteTorchFile(const std::filesystem::path& path, const Value& root, Stri
                       const std::function<void(const Storage&, std::span<std::byte>)>& fill) {
   const TorchFileLayout layout = TorchFileLayout::Plan(root, memo, TorchRootName(path));
   CK_TRY(const std::shared_ptr<OutputFile> file, OutputFile::Create(path, layout.file_bytes()));
-  std::vector<uint32_t> crcs;
-  std::vector<std::byte> buffer;
-  for (size_t i = 0; i < layout.storages().size(); ++i) {
-    const Storage& storage = *layout.storages()[i];
-    buffer.assign(static_cast<size_t>(storage.bytes()), std::byte{0});
-    fill(storage, buffer);
-    crcs.push_back(Crc32(0, buffer));
-    CK_DO(file->Write(layout.StorageOffset(i), buffer));
+  const auto write = [&]() -> Status {
+    std::vector<uint32_t> crcs;
+    std::vector<std::byte> buffer;
+    for (size_t i = 0; i < layout.storages().size(); ++i) {
+      const Storage& storage = *layout.storages()[i];
+      buffer.assign(static_cast<size_t>(storage.bytes()), std::byte{0});
+      fill(storage, buffer);
+      crcs.push_back(Crc32(0, buffer));
+      CK_DO(file->Write(layout.StorageOffset(i), buffer));
+    }
+    CK_DO(layout.WriteFrame(*file, crcs));
+    return file->Close(false);
+  };
+  Status written = write();
+  if (!written.ok()) {
+    std::error_code code;  // the first error is the one that counts
+    std::filesystem::remove(path, code);
   }
-  CK_DO(layout.WriteFrame(*file, crcs));
-  return file->Close(false);
+  return written;
 }
 
 }  // namespace checkpoint
