@@ -3,6 +3,7 @@ set(RESHAPE_SOURCES
   assemble.cc
   blocks.cc
   choose_rules.cc
+  classify.cc
   compare_content.cc
   convert.cc
   execute.cc
@@ -32,6 +33,7 @@ set(RESHAPE_SOURCES
   search_order.cc
   shards.cc
   stage_cuts.cc
+  state_pieces.cc
   target.cc
   target_config.cc
   target_groups.cc
@@ -44,8 +46,21 @@ set(RESHAPE_SOURCES
   target_universal.cc
   target_universal_info.cc
   target_weights.cc
+  wrapper.cc
 )
 set(RESHAPE_TESTS
+  blocks_test.cc
+  convert_test.cc
   corpus_inventory_test.cc
+  corpus_reshape_test.cc
+  corpus_structure_test.cc
+  execute_test.cc
+  inventory_compare.cc
   layer_partition_test.cc
+  naming_test.cc
+  partition_test.cc
+  plan_fixture.cc
+  plan_test.cc
+  rounding_test.cc
+  shards_test.cc
 )

@@ -1,0 +1,179 @@
+// Every real checkpoint at stages 0 to 2 to other topologies, stages, types and layouts and back: what is read again is the same, element for element.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "reshape/inventory_compare.h"
+#include "reshape/reshape.h"
+
+namespace reshape {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::DType;
+using checkpoint::QkvLayout;
+
+struct Wish {
+  int32_t tensor, pipeline, data, stage;
+  std::optional<NameLayout> layout = std::nullopt;
+  std::optional<DType> dtype = std::nullopt;
+  std::optional<Wrapper> wrapper = std::nullopt;
+  bool universal = false;
+};
+
+fs::path Corpus() { return fs::path(SHARDPROOF_SOURCE_DIR) / "fixtures" / "corpus"; }
+
+fs::path CleanFolder(const std::string& name) {
+  const fs::path folder = fs::temp_directory_path() / "shardproof_corpus_reshape" / name;
+  std::error_code error;
+  fs::remove_all(folder, error);
+  fs::create_directories(folder);
+  return folder;
+}
+
+std::string Text(const Wish& wish) {
+  return fmt::format("tp{}-pp{}-dp{} stage {}{}{}{}", wish.tensor, wish.pipeline, wish.data, wish.stage, wish.universal ? " universal" : "",
+                     wish.layout ? (*wish.layout == NameLayout::kPlain ? " plain" : " pipeline") : "",
+                     wish.dtype ? " " + std::string(checkpoint::DTypeName(*wish.dtype)) : "");
+}
+
+TargetSpec SpecOf(const Wish& wish) {
+  TargetSpec spec;
+  spec.tensor_parallel_size = wish.tensor;
+  spec.pipeline_parallel_size = wish.pipeline;
+  spec.data_parallel_size = wish.data;
+  spec.zero_stage = wish.stage;
+  spec.layout = wish.layout;
+  spec.dtype = wish.dtype;
+  spec.wrapper = wish.wrapper;
+  spec.universal = wish.universal;
+  return spec;
+}
+
+class CorpusReshapeTest : public ::testing::Test {
+ protected:
+  // Returns whether the target is legal; then it was made, read again and compared, and so was the way back.
+  bool There(const fs::path& run, const Wish& wish, const ReadOptions& read) {
+    const std::string what = run.filename().string() + " to " + Text(wish);
+    const auto source = ReadInventory(run / "checkpoint", read);
+    EXPECT_TRUE(source.ok()) << what << ": " << source.error().ToString();
+    if (!source.ok()) return false;
+    const std::string why = WhyUnreachable(source.value(), SpecOf(wish));
+    if (!why.empty()) return false;
+    const fs::path folder = CleanFolder(run.filename().string());
+    ReshapeOptions options{read, SpecOf(wish)};
+    options.flush = false;
+    const auto report = Reshape(run / "checkpoint", folder / "there", options);
+    EXPECT_TRUE(report.ok()) << what << ": " << (report.ok() ? "" : report.error().ToString());
+    if (!report.ok()) return true;
+    const auto target = ReadInventory(folder / "there", read);
+    EXPECT_TRUE(target.ok()) << what << ", read again: " << (target.ok() ? "" : target.error().ToString());
+    if (!target.ok()) return true;
+    Expect(source.value(), target.value(), what, wish.universal);
+    CheckTopology(target.value(), wish, what);
+    Back(source.value(), folder, read, what, wish);
+    return true;
+  }
+
+  static void CheckTopology(const Inventory& target, const Wish& wish, const std::string& what) {
+    EXPECT_EQ(target.topology.tensor_parallel_size, wish.tensor) << what;
+    EXPECT_EQ(target.topology.pipeline_parallel_size, wish.pipeline) << what;
+    if (wish.universal) return;
+    EXPECT_EQ(target.topology.data_parallel_size, wish.data) << what;
+    EXPECT_EQ(target.topology.zero_stage, wish.stage) << what;
+  }
+
+  static void Expect(const Inventory& source, const Inventory& target, const std::string& what, bool universal) {
+    CompareOptions options;
+    options.weights = options.frozen = !(universal && source.layout == NameLayout::kPipeline);
+    const Comparison comparison = CompareInventories(source, target, options);
+    EXPECT_GT(comparison.compared, 0) << what;
+    for (size_t i = 0; i < std::min<size_t>(comparison.differences.size(), 5); ++i) {
+      ADD_FAILURE() << what << ": " << comparison.differences[i] << " (" << comparison.differences.size() << " in all)";
+    }
+  }
+
+  void Back(const Inventory& source, const fs::path& folder, const ReadOptions& read, const std::string& what, const Wish& wish) {
+    TargetSpec spec;
+    spec.tensor_parallel_size = source.topology.tensor_parallel_size;
+    spec.pipeline_parallel_size = source.topology.pipeline_parallel_size;
+    spec.data_parallel_size = source.topology.data_parallel_size;
+    spec.zero_stage = source.topology.zero_stage;
+    spec.layout = source.layout;
+    spec.dtype = source.weight_dtype;
+    spec.wrapper = source.wrapper;
+    spec.cuts = source.layout == NameLayout::kPipeline ? source.cuts : std::vector<int64_t>{};
+    ReshapeOptions options{read, spec};
+    options.flush = false;
+    const auto report = Reshape(folder / "there", folder / "back", options);
+    EXPECT_TRUE(report.ok()) << what << ", back: " << (report.ok() ? "" : report.error().ToString());
+    if (!report.ok()) return;
+    const auto again = ReadInventory(folder / "back", read);
+    EXPECT_TRUE(again.ok()) << what << ", back, read: " << (again.ok() ? "" : again.error().ToString());
+    if (!again.ok()) return;
+    CompareOptions compare;
+    compare.frozen = !(wish.universal && source.layout == NameLayout::kPipeline);
+    const Comparison comparison = CompareInventories(source, again.value(), compare);
+    for (size_t i = 0; i < std::min<size_t>(comparison.differences.size(), 5); ++i) {
+      ADD_FAILURE() << what << ", back: " << comparison.differences[i] << " (" << comparison.differences.size() << " in all)";
+    }
+  }
+};
+
+constexpr auto kPlain = NameLayout::kPlain;
+constexpr auto kPipeline = NameLayout::kPipeline;
+
+const std::vector<Wish>& MegatronWishes() {
+  static const std::vector<Wish> wishes = {
+      {2, 2, 2, 1}, {1, 1, 1, 1}, {8, 1, 1, 1}, {2, 4, 3, 1}, {1, 2, 5, 0}, {4, 2, 1, 0}, {2, 1, 2, 2, kPlain}, {1, 1, 3, 1, kPlain},
+      {1, 4, 1, 1, kPipeline}, {2, 2, 2, 1, kPipeline, DType::kBFloat16}, {1, 2, 2, 0, kPipeline, DType::kFloat16},
+      {2, 1, 1, 0, kPlain, DType::kFloat32}, {2, 2, 1, 1, std::nullopt, std::nullopt, std::nullopt, true},
+      {2, 2, 4, 1, kPipeline, DType::kBFloat16, Wrapper::kZero}, {1, 1, 2, 1, kPlain, DType::kBFloat16, Wrapper::kBf16},
+  };
+  return wishes;
+}
+
+TEST_F(CorpusReshapeTest, MegatronRunsGoThereAndBack) {
+  int runs = 0;
+  for (const auto& entry : fs::directory_iterator(Corpus() / "megatron_deepspeed")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find("_z3_") != std::string::npos) continue;
+    ReadOptions read;
+    read.qkv_layout = name.starts_with("r8_") ? QkvLayout::kPerShard : QkvLayout::kPerHeadGroup;
+    int targets = 0;
+    for (const Wish& wish : MegatronWishes()) targets += There(entry.path(), wish, read);
+    EXPECT_GE(targets, 6) << name;
+    ++runs;
+  }
+  EXPECT_GE(runs, 5);
+}
+
+const std::vector<Wish>& PlainWishes() {
+  static const std::vector<Wish> wishes = {
+      {1, 1, 1, 1}, {1, 1, 3, 1}, {1, 1, 2, 2}, {1, 1, 12, 2}, {1, 1, 2, 0}, {1, 1, 1, 0, kPlain, DType::kFloat32},
+      {1, 1, 4, 1, kPlain, DType::kBFloat16, Wrapper::kBf16}, {1, 1, 2, 0, kPlain, DType::kBFloat16, Wrapper::kFused},
+      {1, 1, 2, 0, kPlain, DType::kFloat16, Wrapper::kUnfused}, {1, 1, 5, 1, kPlain, DType::kBFloat16, Wrapper::kZero},
+      {1, 1, 2, 1, std::nullopt, std::nullopt, std::nullopt, true},
+      {1, 2, 3, 1}, {1, 2, 1, 0}, {1, 1, 2, 1, kPipeline}, {1, 2, 2, 0, kPipeline, DType::kFloat32},
+      {1, 2, 4, 1, kPipeline, DType::kBFloat16, Wrapper::kBf16}, {1, 2, 4, 0, kPipeline, DType::kBFloat16},
+  };
+  return wishes;
+}
+
+TEST_F(CorpusReshapeTest, PlainRunsGoThereAndBack) {
+  int runs = 0;
+  for (const auto& entry : fs::directory_iterator(Corpus() / "deepspeed")) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("z3_") || name.starts_with("moe2_")) continue;
+    int targets = 0;
+    for (const Wish& wish : PlainWishes()) targets += There(entry.path(), wish, {});
+    EXPECT_GE(targets, name.find("elastic") == std::string::npos ? 6 : 4) << name;
+    ++runs;
+  }
+  EXPECT_GE(runs, 5);
+}
+
+}  // namespace
+}  // namespace reshape
