@@ -85,7 +85,7 @@ class TorchFileLayout {
 std::string TorchRootName(const std::filesystem::path& path);
 
 // A whole file at once, for small files and fixtures: `fill` writes the content of one storage into
-// the span.
+// the span, which is zero before. Errors: kTargetExists, kNotFound, kIo; then no file is left.
 Status WriteTorchFile(const std::filesystem::path& path, const Value& root, StringMemo memo,
                       const std::function<void(const Storage&, std::span<std::byte>)>& fill);
 

@@ -346,6 +346,7 @@ TEST(TorchFileLayoutTest, RootNameIsTheNameWithoutItsLastExtension) {
   EXPECT_EQ(TorchRootName("/a/b.c/mp_rank_00_model_states.pt"), "mp_rank_00_model_states");
   EXPECT_EQ(TorchRootName("a.b.pt"), "a.b");
   EXPECT_EQ(TorchRootName("plain"), "plain");
+  EXPECT_EQ(TorchRootName("a/.pt"), ".pt");
 }
 
 TEST(TorchFileLayoutTest, ExistingTargetIsKept) {

@@ -58,7 +58,54 @@ std::string Error::ToString() const {
   return text;
 }
 
+namespace {
+
+// Bytes of the printable UTF-8 character at the start of `text` (all of ASCII counts); 0 where there
+// is none. Overlong forms, surrogates and numbers above U+10FFFF are none.
+size_t CharacterBytes(std::string_view text) {
+  const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return 1;
+  const size_t count = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4 || text.size() < count) return 0;
+  for (size_t i = 1; i < count; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  if (first == 0xc2 && byte(1) < 0xa0) return 0;  // control characters U+0080 to U+009F
+  if (first == 0xe0 && byte(1) < 0xa0) return 0;
+  if (first == 0xed && byte(1) > 0x9f) return 0;
+  if (first == 0xf0 && byte(1) < 0x90) return 0;
+  if (first == 0xf4 && byte(1) > 0x8f) return 0;
+  return count;
+}
+
+}  // namespace
+
+std::string Printable(std::string_view text) {
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string out;
+  while (!text.empty()) {
+    const unsigned char first = static_cast<unsigned char>(text[0]);
+    const size_t count = CharacterBytes(text);
+    if (count == 0 || first < 32 || first == 127) {
+      out += {'\\', 'x', kHex[first >> 4], kHex[first & 15]};
+      text.remove_prefix(1);
+    } else {
+      out += text.substr(0, count);
+      text.remove_prefix(count);
+    }
+  }
+  return out;
+}
+
 namespace internal {
+
+Error MakePrintable(Error error) {
+  for (std::string* text : {&error.found, &error.expected, &error.where, &error.advice}) {
+    *text = Printable(*text);
+  }
+  return error;
+}
 
 void CheckFailed(const char* file, int line, const char* condition, const std::string& values) {
   std::cerr << file << ":" << line << ": CHECK failed: " << condition;

@@ -57,7 +57,12 @@ struct Error {
   std::string ToString() const;
 };
 
+// Text that a terminal and JSON can take: control characters and bytes that are no UTF-8 become
+// "\x1b". For names that come from files.
+std::string Printable(std::string_view text);
+
 namespace internal {
+Error MakePrintable(Error error);
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition,
                               const std::string& values);
 }  // namespace internal
@@ -65,8 +70,10 @@ namespace internal {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : content_(std::move(value)) {}      // NOLINT: implicit by design
-  Result(Error error) : content_(std::move(error)) {}  // NOLINT: implicit by design
+  Result(T value) : content_(std::move(value)) {}  // NOLINT: implicit by design
+  // Every text of the error becomes Printable: parts of it may come from a hostile file.
+  Result(Error error)  // NOLINT: implicit by design
+      : content_(internal::MakePrintable(std::move(error))) {}
 
   bool ok() const { return std::holds_alternative<T>(content_); }
   // REQUIRES: ok().

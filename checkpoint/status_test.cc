@@ -49,6 +49,24 @@ TEST(StatusTest, TryReturnsTheFirstError) {
   EXPECT_FALSE(Check(3).ok());
 }
 
+TEST(StatusTest, PrintableKeepsTextAndEscapesTheRest) {
+  EXPECT_EQ(Printable("layer 1, \u00e9\u4e2d\U0001f600"), "layer 1, \u00e9\u4e2d\U0001f600");
+  EXPECT_EQ(Printable("a\x1b[2J\n\x7f"), "a\\x1b[2J\\x0a\\x7f");
+  EXPECT_EQ(Printable(std::string_view("\0", 1)), "\\x00");
+  // Stray continuation, cut character, overlong slash, surrogate, above U+10FFFF.
+  EXPECT_EQ(Printable("\x80"), "\\x80");
+  EXPECT_EQ(Printable("\xc2\x9b"), "\\xc2\\x9b");
+  EXPECT_EQ(Printable("\xe4\xb8"), "\\xe4\\xb8");
+  EXPECT_EQ(Printable("\xc0\xaf"), "\\xc0\\xaf");
+  EXPECT_EQ(Printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");
+  EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");
+}
+
+TEST(StatusTest, TextsOfAnErrorArePrintable) {
+  const Result<int> result = Error{ErrorCode::kIo, "\x1b", "b", "\xff.pt", "d\n"};
+  EXPECT_EQ(result.error().ToString(), "Io: found \\x1b, expected b (\\xff.pt). d\\x0a");
+}
+
 TEST(StatusDeathTest, CheckPrintsConditionAndValues) {
   const int end = 5, numel = 4;
   EXPECT_DEATH(CHECK(end <= numel, << "end=" << end << " numel=" << numel),

@@ -243,7 +243,8 @@ uint32_t CrcOfText(std::string_view text) {
 
 std::string TorchRootName(const std::filesystem::path& path) {
   const std::string name = path.filename().string();
-  return name.substr(0, name.rfind('.'));
+  const std::string stem = name.substr(0, name.rfind('.'));
+  return stem.empty() ? name : stem;  // ".pt" has no other name
 }
 
 TorchFileLayout TorchFileLayout::Plan(const Value& root, StringMemo memo, std::string root_name) {
