@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
+#include <random>
 
 #include "checkpoint/container.h"
 #include "checkpoint/pickle.h"
@@ -78,6 +80,29 @@ TEST(PickleCorpusTest, TreesWrittenByContentReadBackTheSame) {
     ++compared;
   }
   EXPECT_GE(compared, 20);
+}
+
+TEST(PickleCorpusTest, DamagedPicklesGiveAnErrorOrATree) {
+  std::mt19937 random(11);
+  const auto storage = std::make_shared<Storage>();
+  const auto resolve = [&](const Value&) -> Result<StoragePtr> { return storage; };
+  int64_t refused = 0, read = 0;
+  const std::vector<std::filesystem::path> files = CorpusFiles();
+  for (size_t i = 0; i < files.size(); i += 1 + files.size() / 20) {
+    const Result<TorchFile> file = OpenTorchFile(files[i]);
+    ASSERT_TRUE(file.ok()) << file.error().ToString();
+    if (file.value().legacy) continue;
+    const std::span<const std::byte> sound = PickleBytes(file.value());
+    for (int round = 0; round < 50; ++round) {
+      std::vector<std::byte> bytes(sound.begin(), sound.end());
+      bytes[random() % bytes.size()] = static_cast<std::byte>(random());
+      const Result<PickleResult> result = ReadPickle(bytes, resolve, files[i].string());
+      ++(result.ok() ? read : refused);
+      if (result.ok()) WritePickle(result.value().root, StringMemo::kByContent);
+    }
+  }
+  EXPECT_GT(read, 100);
+  EXPECT_GT(refused, 100);
 }
 
 }  // namespace
