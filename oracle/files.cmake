@@ -19,4 +19,10 @@ set(ORACLE_SOURCES
   universal.cc
 )
 set(ORACLE_TESTS
+  corpus_oracle_test.cc
+  holder_test.cc
+  names_test.cc
+  oracle_test.cc
+  order_test.cc
+  padding_test.cc
 )

@@ -1,6 +1,4 @@
 // Which files a checkpoint of this topology consists of, against what is there (law S1).
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <set>
@@ -52,9 +50,14 @@ Spelling SpellingOf(const Source& source) {
   return spelling;
 }
 
+// Two digits at least, as "%02d".
+std::string TwoDigits(int64_t number) {
+  return (number < 10 ? "0" : "") + std::to_string(number);
+}
+
 std::string LayerName(const Spelling& spelling, int64_t layer, int32_t tensor) {
-  if (spelling.layer_model) return fmt::format("layer_{:02d}-model_{:02d}-model_states.pt", layer, tensor);
-  return fmt::format("layer_{:02d}-{}model_states.pt", layer, spelling.layer_double_dash ? "-" : "");
+  if (spelling.layer_model) return "layer_" + TwoDigits(layer) + "-model_" + TwoDigits(tensor) + "-model_states.pt";
+  return "layer_" + TwoDigits(layer) + (spelling.layer_double_dash ? "--" : "-") + "model_states.pt";
 }
 
 }  // namespace
@@ -70,10 +73,10 @@ std::vector<FileFact> ListFiles(const Source& source, bool optimizer_files, cons
   const Spelling spelling = SpellingOf(source);
   const int64_t model_parallel = int64_t{source.grid.tensor} * source.grid.pipeline;
   for (int64_t number = 0; number < model_parallel; ++number) {
-    expect(fmt::format("mp_rank_{:02d}_model_states.pt", number), FileKind::kModelStates);
+    expect("mp_rank_" + TwoDigits(number) + "_model_states.pt", FileKind::kModelStates);
     for (int32_t data = 0; optimizer_files && data < source.grid.data; ++data) {
-      expect(fmt::format("{}zero_pp_rank_{}_mp_rank_{:02d}{}", spelling.optimizer_prefix, data, number,
-                         spelling.optimizer_suffix),
+      expect(spelling.optimizer_prefix + "zero_pp_rank_" + std::to_string(data) + "_mp_rank_" + TwoDigits(number) +
+                 spelling.optimizer_suffix,
              FileKind::kOptimStates);
     }
   }
