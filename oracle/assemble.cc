@@ -45,6 +45,12 @@ class Assembler {
   }
 
   Result<Assembled> Run(bool stale) {
+    auto numel = checkpoint::NumelOf(entry_.info.shape, entry_.info.name);
+    if (!numel.ok()) return numel.error();
+    if (numel.value() > rule_.bytes_max / checkpoint::ElementBytes(dtype_)) {
+      return Error{ErrorCode::kLimitExceeded, entry_.info.name + " with " + std::to_string(numel.value()) + " elements",
+                   "no more than the files can hold", "", "A shape in the files is damaged."};
+    }
     std::vector<at::Tensor> shards;
     const int32_t parts = split_ ? rule_.tensor_parallel : 1;
     for (int32_t part = 0; part < parts; ++part) shards.push_back(Part(part, stale));

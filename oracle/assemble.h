@@ -21,9 +21,10 @@ at::Tensor JoinShards(const std::vector<at::Tensor>& shards, int64_t dimension, 
 struct JoinRule {
   int32_t tensor_parallel = 1;
   Shares shares;
+  int64_t bytes_max = INT64_MAX;               // more than all files hold: a shape in a file is damaged
 };
 
-// Errors: kInconsistent where a shard does not divide into its sub-parameters.
+// Errors: kInconsistent where a shard does not divide into its sub-parameters, kLimitExceeded.
 checkpoint::Result<Assembled> AssembleState(const TensorEntry& entry, const std::string& state, const JoinRule& rule);
 checkpoint::Result<at::Tensor> AssembleStale(const TensorEntry& entry, const std::string& state, const JoinRule& rule);
 

@@ -18,6 +18,13 @@ const Value& RankFiles::First() const {
   return kNone;
 }
 
+Place RankFiles::FirstPlace(const Source& source) const {
+  for (size_t data = 0; data < dictionaries.size(); ++data) {
+    if (dictionaries[data]) return source.PlaceOf(files[data], RankOf(data));
+  }
+  return {};
+}
+
 int64_t PartitionNumel(int64_t numel, int64_t partition_count) {
   const int64_t alignment = 2 * partition_count;
   return (numel + alignment - 1) / alignment * 2;
@@ -35,7 +42,7 @@ GroupLayout LayoutFromShapes(const Value& shapes, const std::vector<int64_t>& pa
     if (!numel.ok() || layout.numel > checkpoint::kTensorNumelMax) continue;  // the padding account shows it
     layout.members.push_back({*name, *shape, layout.numel});
     layout.numel += numel.value();
-    if (i + 1 < items->size() && i < pads.size()) layout.numel += std::max<int64_t>(pads[i], 0);
+    if (i + 1 < items->size() && i < pads.size()) layout.numel += std::clamp<int64_t>(pads[i], 0, checkpoint::kTensorNumelMax);
   }
   return layout;
 }

@@ -26,6 +26,12 @@ std::optional<int64_t> NamelessRank::Numel() const {
   return numel;
 }
 
+int64_t NamelessRank::Count() const {
+  int64_t count = 0;
+  for (const NamelessGroup& group : groups) count += static_cast<int64_t>(group.slots.size());
+  return count;
+}
+
 bool HasNamelessOptimizer(const Value& model_root) {
   const Value optimizer = checkpoint::Get(model_root, "optimizer");
   return checkpoint::Has(optimizer, "fp32_groups_flat") || checkpoint::Has(optimizer, "fp32_groups") ||

@@ -19,6 +19,7 @@ struct NamelessRank {
   std::vector<NamelessGroup> groups;
   std::vector<checkpoint::Value> hyper_parameters;
   std::optional<int64_t> Numel() const;        // of all groups; unknown where a slot has no shape
+  int64_t Count() const;                       // of parameters, where no group is flat
 };
 
 // Does the model file's `optimizer` hold groups of this kind (fused, unfused or a bare torch optimizer)?

@@ -224,6 +224,9 @@ class FileOracle : public Oracle {
  public:
   explicit FileOracle(Draft draft) : draft_(std::move(draft)) {
     for (const TensorEntry& entry : draft_.tensors) infos_.push_back(entry.info);
+    // Every shard is in some file; fp32 states of missing files are twice as long as the 16-bit weights that tell their shape.
+    for (const checkpoint::TorchFile& file : draft_.source.files) bytes_max_ += static_cast<int64_t>(file.file->bytes().size());
+    bytes_max_ = bytes_max_ * 2 * draft_.source.grid.tensor;
   }
 
   const Summary& summary() const override { return draft_.summary; }
@@ -279,6 +282,7 @@ class FileOracle : public Oracle {
   JoinRule RuleOf(const TensorEntry& entry) const {
     JoinRule rule;
     rule.tensor_parallel = draft_.source.grid.tensor;
+    rule.bytes_max = bytes_max_;
     if (!entry.kind.sub_parameter_rows.empty()) {
       rule.shares = entry.kind.sub_parameter_rows;
     } else if (entry.kind.fused == checkpoint::Fused::kGatedLinear) {
@@ -298,13 +302,14 @@ class FileOracle : public Oracle {
 
   Draft draft_;
   std::vector<TensorInfo> infos_;
+  int64_t bytes_max_ = 0;
 };
 
 }  // namespace
 
 Result<std::shared_ptr<const Oracle>> Oracle::Open(const std::filesystem::path& path, const OpenOptions& options) {
-  CK_TRY(Source source, OpenSource(path, options));
   try {
+    CK_TRY(Source source, OpenSource(path, options));
     Draft draft(std::move(source));
     draft.options = options;
     CK_DO(ReadAll(draft));

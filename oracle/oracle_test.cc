@@ -5,6 +5,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <set>
 
 #include "checkpoint/tree.h"
 #include "oracle/test_files.h"
@@ -378,12 +380,14 @@ TEST_F(Changed, AnyMissingFileIsListedAndLeavesItsElementsUncovered) {
 }
 
 TEST_F(Changed, MissingModelFileOfAStageStillOpens) {
-  for (const char* run : {kPartitioned, kFused}) {
+  for (const std::string run : {kPartitioned, kFused}) {
     Copy(run);
     fs::remove(step_ / "mp_rank_03_model_states.pt");
     const auto oracle = Open();
     ASSERT_TRUE(oracle);
     EXPECT_EQ(Missing(*oracle), (std::set<std::string>{"mp_rank_03_model_states.pt"}));
+    // Slice mappings name what the optimizer files hold; nothing names a lost flat group.
+    EXPECT_EQ(Uncovered(*oracle) > 0, run == kFused);
     fs::remove_all(folder_.path() / "run");
   }
 }

@@ -137,7 +137,7 @@ Status AccountForPadding(Draft& draft, const RankFiles& rank, const GroupFacts& 
     longer_used = longer_used || (!facts.keeps_padding && stored.master_numel > account.real_numel && account.problem.empty());
     draft.summary.padding.push_back(std::move(account));
   }
-  const Place place = draft.source.PlaceOf(rank.files[0], rank.RankOf(0));
+  const Place place = rank.FirstPlace(draft.source);
   if (historic_used) {
     draft.Note("historic-padding-record",
                "group " + std::to_string(group) + ": the whole alignment padding is recorded on the last data rank, as older versions "

@@ -30,9 +30,10 @@ class PaddingAccountTest : public ::testing::Test {
           {"group_paddings", Ints({recorded[i]})},
       }));
     }
-    writer_.Write(folder_.path() / "padding.pt", checkpoint::MakeList(dictionaries));
+    const auto path = folder_.path() / ("padding" + std::to_string(files_++) + ".pt");
+    writer_.Write(path, checkpoint::MakeList(dictionaries));
     Source source;
-    source.files.push_back(Reopen(folder_.path() / "padding.pt"));
+    source.files.push_back(Reopen(path));
     source.labels.push_back("padding.pt");
     Draft draft(std::move(source));
     RankFiles rank;
@@ -55,6 +56,7 @@ class PaddingAccountTest : public ::testing::Test {
   TreeWriter writer_;
   std::vector<Finding> findings_;
   bool keeps_padding_ = false;
+  int files_ = 0;
 };
 
 TEST_F(PaddingAccountTest, PaddingOnSeveralRanksIsAccountedToTheElement) {

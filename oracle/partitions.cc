@@ -65,7 +65,7 @@ Result<GroupFacts> FactsOf(const Draft& draft, const RankFiles& rank, int32_t po
     const int64_t said = (*counts)[static_cast<size_t>(position)];
     if (said != facts.partition_count) {
       return Error{ErrorCode::kInconsistent, "partition_count " + std::to_string(said),
-                   std::to_string(facts.partition_count) + " data ranks", draft.source.labels[rank.files[0]],
+                   std::to_string(facts.partition_count) + " data ranks", rank.FirstPlace(draft.source).file,
                    "The files of the step come from different runs, or some data ranks are missing."};
     }
   }
@@ -217,7 +217,10 @@ class RankReader {
     if (layout.members.empty()) {
       auto mapped = LayoutFromMaps(rank_, facts, WeightShapes(draft_, rank_.tensor));
       if (mapped) return *std::move(mapped);
-      return NoOrder();
+      if (draft_.source.Model(rank_.stage, rank_.tensor)) return NoOrder();
+      draft_.Fault("order-unproved", "optimizer states of this rank cannot be named while its model file is missing", {},
+                   rank_.FirstPlace(draft_.source));
+      return layout;
     }
     if (MapsAgree(rank_, facts, layout) && checkpoint::Has(rank_.First(), "param_slice_mappings")) return layout;
     return ProvedByContent(facts, shapes, std::move(layout));
@@ -225,15 +228,15 @@ class RankReader {
 
   Error NoOrder() const {
     return {ErrorCode::kUnprovedOrder, "an optimizer file without names and a model file without param_shapes",
-            "param_shapes or consistent param_slice_mappings", draft_.source.labels[rank_.files[0]],
-            "Copy the model file of this rank as well."};
+            "param_shapes or consistent param_slice_mappings", rank_.FirstPlace(draft_.source).file,
+            "The files come from a version that is not known, or are damaged."};
   }
 
   // Slice mappings and param_shapes disagree, or there are no mappings: the order whose masters round to the weights is right.
   Result<GroupLayout> ProvedByContent(const GroupFacts& facts, const Value& shapes, GroupLayout layout) {
     CK_TRY(const std::shared_ptr<const FlatState> masters, GatherState(draft_, rank_, facts, kMaster));
     const bool mapped = checkpoint::Has(rank_.First(), "param_slice_mappings");
-    const Place place = draft_.source.PlaceOf(rank_.files[0], rank_.RankOf(0));
+    const Place place = rank_.FirstPlace(draft_.source);
     const ProofScore by_shapes = masters ? ScoreOf(draft_, rank_, layout, masters) : ProofScore{};
     if (by_shapes.proved < by_shapes.provable && masters) {
       std::vector<GroupLayout> others;
@@ -263,7 +266,7 @@ class RankReader {
   }
 
   Status Register(const GroupFacts& facts, const GroupLayout& layout, std::map<std::string, int32_t>& seen) {
-    const Place place = draft_.source.PlaceOf(rank_.files[0], rank_.RankOf(0));
+    const Place place = rank_.FirstPlace(draft_.source);
     const Value parameters = checkpoint::GetPath(rank_.First(), {"base_optimizer_state", "param_groups"});
     const std::vector<Value>* groups = checkpoint::SequenceItems(parameters);
     const bool stored = groups != nullptr && facts.position < static_cast<int32_t>(groups->size());

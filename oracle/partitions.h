@@ -18,6 +18,7 @@ struct RankFiles {
   std::vector<checkpoint::Value> dictionaries;
   std::vector<size_t> files;                                   // index into Source::files; meaningless where the Value is null
   const checkpoint::Value& First() const;                      // first dictionary that is there; null Value otherwise
+  Place FirstPlace(const Source& source) const;                // of First()
   Rank RankOf(size_t data) const { return {tensor, stage, static_cast<int32_t>(data)}; }
 };
 

@@ -1,5 +1,5 @@
 // Which pipeline stage owns which layer at ZeRO stage 0, where no file says it: layers are contiguous, and the parameters of a stage
-// must have as many elements as its optimizer groups. No partition rule is assumed.
+// must have as many elements (or, where shapes are unknown, be as many) as its optimizer groups hold. No partition rule is assumed.
 #include <algorithm>
 #include <set>
 
@@ -20,14 +20,18 @@ struct Hypothesis {
 class StageFinder {
  public:
   StageFinder(const Draft& draft, const ModuleList& modules, const std::vector<NamelessRank>& ranks) : draft_(draft) {
+    bool by_numel = true;
+    for (const NamelessRank& rank : ranks) by_numel = by_numel && rank.Numel();
     const std::set<std::string> buffers = Buffers();
     for (const ModuleTensor& tensor : modules.tensors) {
       if (tensor.tensor != FirstTensorRank(modules)) continue;
-      numel_[tensor.layer] += buffers.count(std::to_string(tensor.layer) + "." + tensor.key) > 0 ? 0 : tensor.stored.view.numel();
+      const bool buffer = buffers.count(std::to_string(tensor.layer) + "." + tensor.key) > 0;
+      const int64_t numel = buffer ? 0 : tensor.stored.view.numel();
+      extent_[tensor.layer] += by_numel ? numel : std::min<int64_t>(numel, 1);
     }
     totals_.resize(static_cast<size_t>(draft.source.grid.pipeline));
     for (const NamelessRank& rank : ranks) {
-      if (!totals_[static_cast<size_t>(rank.stage)]) totals_[static_cast<size_t>(rank.stage)] = rank.Numel();
+      if (!totals_[static_cast<size_t>(rank.stage)]) totals_[static_cast<size_t>(rank.stage)] = by_numel ? rank.Numel() : rank.Count();
     }
   }
 
@@ -66,11 +70,11 @@ class StageFinder {
     std::vector<int32_t> ends{0};
     if (stages > 1) ends.push_back(stages - 1);
     std::vector<Hypothesis> list;
-    if (embedding >= 0 && !untied && numel_.count(embedding) > 0) list.push_back({embedding, ends});
+    if (embedding >= 0 && !untied && extent_.count(embedding) > 0) list.push_back({embedding, ends});
     list.push_back({});
     if (embedding >= 0 || stages == 1) return list;
-    for (const auto& [layer, numel] : numel_) list.push_back({layer, ends});
-    for (const auto& [layer, numel] : numel_) {
+    for (const auto& [layer, numel] : extent_) list.push_back({layer, ends});
+    for (const auto& [layer, numel] : extent_) {
       for (int32_t first = 0; first < stages; ++first) {
         for (int32_t second = first + 1; second < stages; ++second) list.push_back({layer, {first, second}});
       }
@@ -81,7 +85,7 @@ class StageFinder {
   // Megatron's untied head has a file of its own behind the final norm.
   bool HasHead(int64_t embedding) const {
     const std::vector<int64_t> numbers = draft_.naming.LayerNumbers();
-    return embedding >= 0 && !numbers.empty() && !numel_.empty() && numel_.rbegin()->first > numbers.back();
+    return embedding >= 0 && !numbers.empty() && !extent_.empty() && extent_.rbegin()->first > numbers.back();
   }
 
   // Stage totals less the tied layer, then layers in order until each sum is reached; one stage without a total takes what is left.
@@ -89,11 +93,11 @@ class StageFinder {
     std::vector<std::optional<int64_t>> targets = totals_;
     for (const int32_t stage : hypothesis.tied_stages) {
       auto& target = targets[static_cast<size_t>(stage)];
-      if (target) *target -= numel_.at(hypothesis.tied_layer);
+      if (target) *target -= extent_.at(hypothesis.tied_layer);
       if (target && *target < 0) return std::nullopt;
     }
     std::vector<int64_t> layers;
-    for (const auto& [layer, numel] : numel_) {
+    for (const auto& [layer, numel] : extent_) {
       if (layer != hypothesis.tied_layer) layers.push_back(layer);
     }
     std::vector<std::vector<int64_t>> stages(targets.size());
@@ -111,7 +115,7 @@ class StageFinder {
     }
     // Layers without parameters may be left at the end.
     for (; begin < end; ++begin) {
-      if (numel_.at(layers[begin]) > 0) return std::nullopt;
+      if (extent_.at(layers[begin]) > 0) return std::nullopt;
       stages.back().push_back(layers[begin]);
     }
     return stages;
@@ -124,21 +128,36 @@ class StageFinder {
     while (taken < target && begin < end) {
       const int64_t layer = front ? layers[begin++] : layers[--end];
       stage.insert(front ? stage.end() : stage.begin(), layer);
-      taken += numel_.at(layer);
+      taken += extent_.at(layer);
     }
     return taken == target;
   }
 
   const Draft& draft_;
-  std::map<int64_t, int64_t> numel_;                 // parameters of each layer on one tensor rank
-  std::vector<std::optional<int64_t>> totals_;       // elements in the groups of each stage
+  std::map<int64_t, int64_t> extent_;                // elements (or number) of parameters of each layer on one tensor rank
+  std::vector<std::optional<int64_t>> totals_;       // the same in the groups of each stage
 };
+
+// Frozen parameters spoil the sums; then the cuts must be declared.
+void AssignDeclared(Draft& draft, const ModuleList& modules) {
+  const std::vector<int64_t>& cuts = draft.naming.declared_cuts();
+  const auto stages = static_cast<size_t>(draft.source.grid.pipeline);
+  if (cuts.size() != stages + 1 || !std::is_sorted(cuts.begin(), cuts.end())) return;
+  draft.stage_layers.resize(stages);
+  for (const int64_t layer : modules.layers) {
+    const auto next = std::upper_bound(cuts.begin(), cuts.end() - 1, layer);
+    if (next != cuts.begin()) draft.stage_layers[static_cast<size_t>(next - cuts.begin()) - 1].push_back(layer);
+  }
+}
 
 }  // namespace
 
 void DecideStages(Draft& draft, const ModuleList& modules, const std::vector<NamelessRank>& ranks) {
   const auto found = StageFinder(draft, modules, ranks).Find();
-  if (!found) return;
+  if (!found) {
+    AssignDeclared(draft, modules);
+    return;
+  }
   draft.stage_layers = found->second;
   if (found->first.tied_layer < 0) return;
   // The key of a tied module stands in no stage 0 file without slice mappings; `embed` is what Megatron-DeepSpeed calls it.
