@@ -1,5 +1,5 @@
-// Which rule set describes the source: the user's over a built-in one whose names fit all of the model's; the number of transformer
-// layers, and whether every layer file is there.
+// Which rule set describes the source: the user's over a built-in one whose names fit all of the
+// model's; the number of transformer layers, and whether every layer file is there.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,8 +20,8 @@ using checkpoint::Rules;
 using checkpoint::Status;
 using checkpoint::Value;
 
-// A name as the files have it. Layer files do not tell "1.word_embeddings.weight" from "tied_modules.embed.word_embeddings.weight":
-// then the number and the key are all that is known.
+// A name as the files have it. Layer files do not tell "1.word_embeddings.weight" from
+// "tied_modules.embed.word_embeddings.weight": then the number and the key are all that is known.
 struct FileEntry {
   std::string name = {};
   int64_t layer = -1;
@@ -32,28 +32,34 @@ std::vector<FileEntry> Entries(const Source& source) {
   std::vector<FileEntry> entries;
   const Inventory& inventory = source.inventory;
   if (inventory.layout == NameLayout::kPlain) {
-    for (const NamedValue& item : FlattenModule(Get(inventory.model_files.front().torch.root, "module"))) {
+    for (const NamedValue& item :
+         FlattenModule(Get(inventory.model_files.front().torch.root, "module"))) {
       entries.push_back({.name = item.name});
     }
     return entries;
   }
   if (inventory.folder.universal) {
-    for (const std::string& name : inventory.folder.universal_parameters) entries.push_back({.name = name});
+    for (const std::string& name : inventory.folder.universal_parameters)
+      entries.push_back({.name = name});
     return entries;
   }
   for (const auto& [position, file] : inventory.layer_files) {
     if (position.second != 0) continue;
     for (const NamedValue& item : FlattenModule(file.torch.root)) {
-      entries.push_back({fmt::format("{}.{}", position.first, item.name), position.first, item.name});
+      entries.push_back(
+          {fmt::format("{}.{}", position.first, item.name), position.first, item.name});
     }
   }
   return entries;
 }
 
-// Canonical name of an entry, read as an ordinary layer or, on the embedding layer, as a tied module.
-std::optional<std::string> CanonicalOf(const Naming& naming, NameLayout layout, const FileEntry& entry) {
+// Canonical name of an entry, read as an ordinary layer or, on the embedding layer, as a tied
+// module.
+std::optional<std::string> CanonicalOf(const Naming& naming, NameLayout layout,
+                                       const FileEntry& entry) {
   auto canonical = CanonicalName(naming, layout, entry.name);
-  if (canonical || entry.layer < 0 || !naming.rules->numbering || entry.layer != naming.rules->numbering->embedding) {
+  if (canonical || entry.layer < 0 || !naming.rules->numbering ||
+      entry.layer != naming.rules->numbering->embedding) {
     return canonical;
   }
   for (const checkpoint::NameRule& rule : naming.rules->names) {
@@ -65,7 +71,8 @@ std::optional<std::string> CanonicalOf(const Naming& naming, NameLayout layout, 
   return std::nullopt;
 }
 
-// Transformer layers by the names alone: how many numbers in a row have a parameter that a rule knows.
+// Transformer layers by the names alone: how many numbers in a row have a parameter that a rule
+// knows.
 int64_t CountLayers(const Rules& rules, NameLayout layout, const std::vector<FileEntry>& entries) {
   std::set<int64_t> indices;
   const Naming naming{&rules, checkpoint::kRanksMax, true};
@@ -87,9 +94,10 @@ int64_t LayersFromArgs(const Source& source) {
 }
 
 bool Fits(const Naming& naming, NameLayout layout, const std::vector<FileEntry>& entries) {
-  return !entries.empty() && std::all_of(entries.begin(), entries.end(), [&](const FileEntry& entry) {
-    return CanonicalOf(naming, layout, entry).has_value();
-  });
+  return !entries.empty() &&
+         std::all_of(entries.begin(), entries.end(), [&](const FileEntry& entry) {
+           return CanonicalOf(naming, layout, entry).has_value();
+         });
 }
 
 Rules Merge(const std::optional<Rules>& user, const std::optional<Rules>& builtin) {
@@ -100,9 +108,11 @@ Rules Merge(const std::optional<Rules>& user, const std::optional<Rules>& builti
     merged.names = builtin->names;
     if (!merged.numbering) merged.numbering = builtin->numbering;
   }
-  merged.parameters.insert(merged.parameters.end(), builtin->parameters.begin(), builtin->parameters.end());
+  merged.parameters.insert(merged.parameters.end(), builtin->parameters.begin(),
+                           builtin->parameters.end());
   merged.tied.insert(merged.tied.end(), builtin->tied.begin(), builtin->tied.end());
-  if (merged.group_rule == checkpoint::GroupRule::kFromFiles) merged.group_rule = builtin->group_rule;
+  if (merged.group_rule == checkpoint::GroupRule::kFromFiles)
+    merged.group_rule = builtin->group_rule;
   return merged;
 }
 
@@ -110,9 +120,11 @@ Rules Merge(const std::optional<Rules>& user, const std::optional<Rules>& builti
 Status CheckLayerFiles(const Source& source) {
   const Inventory& inventory = source.inventory;
   const auto& numbering = inventory.rules.numbering;
-  if (!numbering || inventory.layer_files.empty() || inventory.transformer_layers == 0) return checkpoint::Done{};
+  if (!numbering || inventory.layer_files.empty() || inventory.transformer_layers == 0)
+    return checkpoint::Done{};
   std::vector<int64_t> wanted{numbering->embedding};
-  for (int64_t i = 0; i < inventory.transformer_layers; ++i) wanted.push_back(numbering->first_layer + i);
+  for (int64_t i = 0; i < inventory.transformer_layers; ++i)
+    wanted.push_back(numbering->first_layer + i);
   wanted.push_back(numbering->first_layer + inventory.transformer_layers + numbering->final_after);
   const Value args = Get(inventory.model_files.front().torch.root, "args");
   if (checkpoint::AsBool(Get(args, "untie_embeddings_and_output_weights")).value_or(false)) {
@@ -124,14 +136,17 @@ Status CheckLayerFiles(const Source& source) {
   for (const int64_t layer : wanted) {
     for (int32_t rank = 0; rank < inventory.topology.tensor_parallel_size; ++rank) {
       if (inventory.layer_files.contains({layer, rank})) continue;
-      missing.push_back(has_model_number ? fmt::format("layer_{:02d}-model_{:02d}-model_states.pt", layer, rank)
-                                         : fmt::format("layer_{:02d}-model_states.pt", layer));
+      missing.push_back(has_model_number
+                            ? fmt::format("layer_{:02d}-model_{:02d}-model_states.pt", layer, rank)
+                            : fmt::format("layer_{:02d}-model_states.pt", layer));
     }
   }
   if (missing.empty()) return checkpoint::Done{};
   return MakeError(ErrorCode::kMissingFile, "no " + JoinNames(missing, 20),
-                   fmt::format("the layer files of a model of {} transformer layers", inventory.transformer_layers),
-                   inventory.folder.step_folder.string(), "Copy the missing files from where the checkpoint was written.");
+                   fmt::format("the layer files of a model of {} transformer layers",
+                               inventory.transformer_layers),
+                   inventory.folder.step_folder.string(),
+                   "Copy the missing files from where the checkpoint was written.");
 }
 
 void SetModelFacts(const ReadOptions& options, Source& source) {
@@ -140,10 +155,13 @@ void SetModelFacts(const ReadOptions& options, Source& source) {
   const Value args = Get(root, "args");
   inventory.qkv_layout = options.qkv_layout ? options.qkv_layout : inventory.rules.qkv_layout;
   source.swiglu = checkpoint::AsBool(Get(args, "swiglu")).value_or(false) ||
-                  checkpoint::AsString(Get(args, "glu_activation")).has_value() || !source.universal.two_sub_parameters.empty();
-  for (const Value& holder : {Get(root, "universal_checkpoint_info"), Get(root, "checkpoint_info")}) {
+                  checkpoint::AsString(Get(args, "glu_activation")).has_value() ||
+                  !source.universal.two_sub_parameters.empty();
+  for (const Value& holder :
+       {Get(root, "universal_checkpoint_info"), Get(root, "checkpoint_info")}) {
     const auto rows = checkpoint::AsInt(Get(holder, "original_vocab_size"));
-    if (rows && *rows > 0 && inventory.original_vocabulary_rows == 0) inventory.original_vocabulary_rows = *rows;
+    if (rows && *rows > 0 && inventory.original_vocabulary_rows == 0)
+      inventory.original_vocabulary_rows = *rows;
   }
 }
 
@@ -157,8 +175,10 @@ Status ChooseRules(const ReadOptions& options, Source& source) {
   const std::vector<FileEntry> entries = Entries(source);
   const int64_t from_args = LayersFromArgs(source);
   for (const std::string_view name : checkpoint::BuiltinRuleNames()) {
-    CK_TRY(const Rules rules, checkpoint::ParseRules(checkpoint::BuiltinRulesJson(name), std::string(name)));
-    const int64_t layers = from_args > 0 ? from_args : CountLayers(rules, inventory.layout, entries);
+    CK_TRY(const Rules rules,
+           checkpoint::ParseRules(checkpoint::BuiltinRulesJson(name), std::string(name)));
+    const int64_t layers =
+        from_args > 0 ? from_args : CountLayers(rules, inventory.layout, entries);
     if (layers == 0 || !Fits(Naming{&rules, layers, true}, inventory.layout, entries)) continue;
     source.builtin_rules = rules;
     inventory.transformer_layers = layers;
@@ -166,11 +186,14 @@ Status ChooseRules(const ReadOptions& options, Source& source) {
   }
   inventory.rules = Merge(source.user_rules, source.builtin_rules);
   if (inventory.transformer_layers == 0 && !inventory.rules.names.empty()) {
-    inventory.transformer_layers = from_args > 0 ? from_args : CountLayers(inventory.rules, inventory.layout, entries);
+    inventory.transformer_layers =
+        from_args > 0 ? from_args : CountLayers(inventory.rules, inventory.layout, entries);
   }
-  inventory.megatron = source.builtin_rules && checkpoint::ClassName(Get(model.torch.root, "args")) == "argparse.Namespace";
+  inventory.megatron = source.builtin_rules &&
+                       checkpoint::ClassName(Get(model.torch.root, "args")) == "argparse.Namespace";
   std::vector<std::string> origins;
-  if (source.user_rules) origins.push_back(options.rules_origin.empty() ? "rules of the user" : options.rules_origin);
+  if (source.user_rules)
+    origins.push_back(options.rules_origin.empty() ? "rules of the user" : options.rules_origin);
   if (source.universal.present) origins.push_back("universal_checkpoint_info");
   if (source.builtin_rules) origins.push_back("built-in " + source.builtin_rules->name);
   inventory.rules_origin = JoinNames(origins, 3);

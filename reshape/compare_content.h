@@ -1,5 +1,6 @@
-// Whether stored masters are the weights: the only place of the source side that reads tensor bytes. A master rounded to the weight's
-// type must equal the weight bit for bit (any NaN equals any NaN). Tested by compare_content_test.cc.
+// Whether stored masters are the weights: the only place of the source side that reads tensor
+// bytes. A master rounded to the weight's type must equal the weight bit for bit (any NaN equals
+// any NaN). Tested by compare_content_test.cc.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,8 @@
 
 namespace reshape {
 
-// The elements of a tensor in row-major order: a view of the mapped file where it is contiguous, else a copy.
+// The elements of a tensor in row-major order: a view of the mapped file where it is contiguous,
+// else a copy.
 class RowMajorBytes {
  public:
   explicit RowMajorBytes(const checkpoint::TensorView& view);
@@ -20,7 +22,7 @@ class RowMajorBytes {
   int64_t numel() const { return numel_; }
 
  private:
-  std::shared_ptr<const checkpoint::MappedFile> file_;   // keeps data_ mapped
+  std::shared_ptr<const checkpoint::MappedFile> file_;  // keeps data_ mapped
   std::vector<std::byte> copy_;
   const std::byte* data_ = nullptr;
   checkpoint::DType dtype_;
@@ -36,7 +38,8 @@ class FlatMasters {
   // How many elements from `begin` on equal the weight's first ones: weight.numel() where all do.
   int64_t MatchingPrefix(int64_t begin, const RowMajorBytes& weight) const;
   // Bits of up to `count` masters from `begin` on, rounded to `dtype`, appended to `bits`.
-  void AppendRounded(int64_t begin, int64_t count, checkpoint::DType dtype, std::vector<uint32_t>& bits) const;
+  void AppendRounded(int64_t begin, int64_t count, checkpoint::DType dtype,
+                     std::vector<uint32_t>& bits) const;
 
  private:
   const std::vector<Segment>* segments_ = nullptr;

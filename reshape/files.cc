@@ -1,4 +1,5 @@
-// Which files there are, whether they are all there, and their trees: topology, layout and wrapper of the source.
+// Which files there are, whether they are all there, and their trees: topology and layout of the
+// source.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,14 +26,16 @@ using checkpoint::Value;
 constexpr size_t kNamesInMessage = 20;
 
 struct FoundFiles {
-  std::map<int64_t, FileName> model;                               // by mp number
-  std::map<std::pair<int64_t, int64_t>, FileName> optim;           // by (mp, zero number)
-  std::map<std::pair<int64_t, int64_t>, FileName> layers;          // by (layer, model number; 0 where the name has none)
+  std::map<int64_t, FileName> model;                      // by mp number
+  std::map<std::pair<int64_t, int64_t>, FileName> optim;  // by (mp, zero number)
+  std::map<std::pair<int64_t, int64_t>, FileName>
+      layers;  // by (layer, model number; 0 where the name has none)
   bool layers_have_model_number = false;
 };
 
 Error Twice(const FileName& first, const FileName& second) {
-  return MakeError(ErrorCode::kInconsistent, first.name + " and " + second.name, "one file for each rank", second.path.string(),
+  return MakeError(ErrorCode::kInconsistent, first.name + " and " + second.name,
+                   "one file for each rank", second.path.string(),
                    "Remove the file that does not belong to this step.");
 }
 
@@ -51,7 +54,8 @@ Result<FoundFiles> SortFiles(const checkpoint::StepFolder& folder) {
         CK_DO(Insert<int64_t>(found.model, name.mp_number, name));
         break;
       case FileKind::kOptimStates:
-        CK_DO((Insert<std::pair<int64_t, int64_t>>(found.optim, {name.mp_number, name.zero_number}, name)));
+        CK_DO((Insert<std::pair<int64_t, int64_t>>(found.optim, {name.mp_number, name.zero_number},
+                                                   name)));
         break;
       case FileKind::kLayer:
         found.layers_have_model_number |= name.model_number >= 0;
@@ -59,12 +63,14 @@ Result<FoundFiles> SortFiles(const checkpoint::StepFolder& folder) {
             found.layers, {name.layer_number, std::max<int64_t>(name.model_number, 0)}, name)));
         break;
       case FileKind::kZeroModelStates:
-        return MakeError(ErrorCode::kUnsupported, name.name + " (ZeRO stage 3)", "ZeRO stage 0, 1 or 2", name.path.string(),
+        return MakeError(ErrorCode::kUnsupported, name.name + " (ZeRO stage 3)",
+                         "ZeRO stage 0, 1 or 2", name.path.string(),
                          "ZeRO stage 3 is not supported yet.");
       case FileKind::kExpert:
       case FileKind::kExpertOptim:
-        return MakeError(ErrorCode::kUnsupported, name.name + " (mixture of experts)", "a model without experts",
-                         name.path.string(), "Mixtures of experts are not supported yet.");
+        return MakeError(ErrorCode::kUnsupported, name.name + " (mixture of experts)",
+                         "a model without experts", name.path.string(),
+                         "Mixtures of experts are not supported yet.");
       case FileKind::kKnownOther:
       case FileKind::kUnknown:
         break;
@@ -99,21 +105,27 @@ Result<Recorded> ReadRecorded(const SourceFile& file) {
   const int64_t args_pipeline = IntOr(Get(args, "pipeline_model_parallel_size"), -1);
   const bool plain = !IsNone(Get(root, "module"));
   if (recorded.tensor > 0 && args_tensor > 0 && recorded.tensor != args_tensor) {
-    return MakeError(ErrorCode::kInconsistent, fmt::format("tp_degree {} and args.tensor_model_parallel_size {}",
-                     recorded.tensor, args_tensor), "the same tensor parallel size", file.name.name,
+    return MakeError(ErrorCode::kInconsistent,
+                     fmt::format("tp_degree {} and args.tensor_model_parallel_size {}",
+                                 recorded.tensor, args_tensor),
+                     "the same tensor parallel size", file.name.name,
                      "One of the two was edited; restore the file.");
   }
-  // Without a pipeline the framework is started with size 1 or left at its default: only the file layout counts there.
+  // Without a pipeline the framework is started with size 1 or left at its default: only the file
+  // layout counts there.
   if (!plain && recorded.pipeline > 0 && args_pipeline > 0 && recorded.pipeline != args_pipeline) {
-    return MakeError(ErrorCode::kInconsistent, fmt::format("pp_degree {} and args.pipeline_model_parallel_size {}",
-                     recorded.pipeline, args_pipeline), "the same pipeline parallel size", file.name.name,
+    return MakeError(ErrorCode::kInconsistent,
+                     fmt::format("pp_degree {} and args.pipeline_model_parallel_size {}",
+                                 recorded.pipeline, args_pipeline),
+                     "the same pipeline parallel size", file.name.name,
                      "One of the two was edited; restore the file.");
   }
   if (recorded.tensor <= 0) recorded.tensor = args_tensor;
   if (recorded.pipeline <= 0) recorded.pipeline = plain ? 1 : args_pipeline;
   recorded.data = IntOr(Get(root, "dp_world_size"), -1);
   recorded.model_parallel = IntOr(Get(root, "mp_world_size"), -1);
-  for (const int64_t number : {recorded.tensor, recorded.pipeline, recorded.data, recorded.model_parallel}) {
+  for (const int64_t number :
+       {recorded.tensor, recorded.pipeline, recorded.data, recorded.model_parallel}) {
     if (number > checkpoint::kRanksMax) {
       return MakeError(ErrorCode::kLimitExceeded, fmt::format("a parallel size of {}", number),
                        fmt::format("at most {}", checkpoint::kRanksMax), file.name.name, "");
@@ -122,9 +134,11 @@ Result<Recorded> ReadRecorded(const SourceFile& file) {
   return recorded;
 }
 
-Error Missing(const checkpoint::StepFolder& folder, std::vector<std::string> names, std::string expected) {
-  return MakeError(ErrorCode::kMissingFile, "no " + JoinNames(names, kNamesInMessage), std::move(expected),
-                   folder.step_folder.string(), "Copy the missing files from where the checkpoint was written.");
+Error Missing(const checkpoint::StepFolder& folder, std::vector<std::string> names,
+              std::string expected) {
+  return MakeError(ErrorCode::kMissingFile, "no " + JoinNames(names, kNamesInMessage),
+                   std::move(expected), folder.step_folder.string(),
+                   "Copy the missing files from where the checkpoint was written.");
 }
 
 std::string ModelName(int64_t mp) { return fmt::format("mp_rank_{:02d}_model_states.pt", mp); }
@@ -138,29 +152,36 @@ Error MissingModel(const checkpoint::StepFolder& folder, const FoundFiles& found
 }
 
 // Sizes of the model-parallel grid: as recorded, else as the file names say.
-Status SetModelParallelSizes(const FoundFiles& found, const Recorded& recorded, Inventory& inventory) {
+Status SetModelParallelSizes(const FoundFiles& found, const Recorded& recorded,
+                             Inventory& inventory) {
   int64_t layer_ranks = 0;
   for (const auto& [key, name] : found.layers) layer_ranks = std::max(layer_ranks, key.second + 1);
   const int64_t files = found.model.rbegin()->first + 1;
+  // A lower record than there are files comes from a tool that stores the tensor parallel size
+  // under this key.
+  const int64_t all = std::max(recorded.model_parallel, files);
   int64_t tensor = recorded.tensor, pipeline = recorded.pipeline;
-  if (tensor <= 0) tensor = layer_ranks > 0 ? layer_ranks : (pipeline > 0 ? std::max<int64_t>(files / pipeline, 1) : files);
-  if (pipeline <= 0) {
-    const int64_t all = std::max(recorded.model_parallel, files);
-    pipeline = std::max<int64_t>(all / tensor, 1);
+  if (tensor <= 0) {
+    tensor =
+        layer_ranks > 0 ? layer_ranks : std::max<int64_t>(all / std::max<int64_t>(pipeline, 1), 1);
   }
+  if (pipeline <= 0) pipeline = std::max<int64_t>(all / tensor, 1);
   if (tensor > checkpoint::kRanksMax / pipeline || files > checkpoint::kRanksMax) {
     return MakeError(ErrorCode::kLimitExceeded, fmt::format("TP {} x PP {}", tensor, pipeline),
-                     fmt::format("at most {} ranks", checkpoint::kRanksMax), inventory.folder.step_folder.string(), "");
+                     fmt::format("at most {} ranks", checkpoint::kRanksMax),
+                     inventory.folder.step_folder.string(), "");
   }
   if (layer_ranks > tensor) {
-    return MakeError(ErrorCode::kInconsistent, fmt::format("layer files of {} tensor ranks", layer_ranks),
-                     fmt::format("{}, the tensor parallel size that the model files record", tensor),
-                     inventory.folder.step_folder.string(), "Files of two checkpoints are mixed in one folder.");
+    return MakeError(
+        ErrorCode::kInconsistent, fmt::format("layer files of {} tensor ranks", layer_ranks),
+        fmt::format("{}, the tensor parallel size that the model files record", tensor),
+        inventory.folder.step_folder.string(), "Files of two checkpoints are mixed in one folder.");
   }
   if (files > tensor * pipeline) {
-    return MakeError(ErrorCode::kInconsistent, found.model.rbegin()->second.name,
-                     fmt::format("{} model files for TP {} x PP {}", tensor * pipeline, tensor, pipeline),
-                     inventory.folder.step_folder.string(), "Files of two checkpoints are mixed in one folder.");
+    return MakeError(
+        ErrorCode::kInconsistent, found.model.rbegin()->second.name,
+        fmt::format("{} model files for TP {} x PP {}", tensor * pipeline, tensor, pipeline),
+        inventory.folder.step_folder.string(), "Files of two checkpoints are mixed in one folder.");
   }
   if (static_cast<int64_t>(found.model.size()) != tensor * pipeline) {
     return MissingModel(inventory.folder, found, tensor * pipeline);
@@ -181,16 +202,20 @@ Status ReadModelFiles(const FoundFiles& found, Source& source) {
   for (const auto& [mp, name] : found.model) {
     CK_TRY(SourceFile file, OpenSourceFile(name));
     CK_TRY(const Recorded here, ReadRecorded(file));
-    if (here.tensor != recorded.tensor || here.pipeline != recorded.pipeline || here.data != recorded.data) {
-      return MakeError(ErrorCode::kInconsistent,
-                       fmt::format("TP {} PP {} DP {} in {}", here.tensor, here.pipeline, here.data, name.name),
-                       fmt::format("TP {} PP {} DP {} as in {}", recorded.tensor, recorded.pipeline, recorded.data,
-                                   first.name.name),
-                       name.path.string(), "Files of two checkpoints are mixed in one folder.");
+    if (here.tensor != recorded.tensor || here.pipeline != recorded.pipeline ||
+        here.data != recorded.data) {
+      return MakeError(
+          ErrorCode::kInconsistent,
+          fmt::format("TP {} PP {} DP {} in {}", here.tensor, here.pipeline, here.data, name.name),
+          fmt::format("TP {} PP {} DP {} as in {}", recorded.tensor, recorded.pipeline,
+                      recorded.data, first.name.name),
+          name.path.string(), "Files of two checkpoints are mixed in one folder.");
     }
     if (checkpoint::Has(file.torch.root, "num_experts")) {
-      return MakeError(ErrorCode::kUnsupported, "num_experts " + checkpoint::Render(Get(file.torch.root, "num_experts"), 40),
-                       "a model without experts", name.path.string(), "Mixtures of experts are not supported yet.");
+      return MakeError(ErrorCode::kUnsupported,
+                       "num_experts " + checkpoint::Render(Get(file.torch.root, "num_experts"), 40),
+                       "a model without experts", name.path.string(),
+                       "Mixtures of experts are not supported yet.");
     }
     inventory.model_files.push_back(std::move(file));
   }
@@ -207,17 +232,20 @@ Status ReadLayerFiles(const FoundFiles& found, Inventory& inventory) {
     previous = key.first;
     for (int32_t rank = 0; rank < tensor_ranks; ++rank) {
       if (found.layers.contains({key.first, rank})) continue;
-      missing.push_back(found.layers_have_model_number
-                            ? fmt::format("layer_{:02d}-model_{:02d}-model_states.pt", key.first, rank)
-                            : fmt::format("layer_{:02d}-model_states.pt", key.first));
+      missing.push_back(
+          found.layers_have_model_number
+              ? fmt::format("layer_{:02d}-model_{:02d}-model_states.pt", key.first, rank)
+              : fmt::format("layer_{:02d}-model_states.pt", key.first));
     }
   }
   if (!missing.empty()) {
-    return Missing(inventory.folder, std::move(missing), fmt::format("each layer on {} tensor ranks", tensor_ranks));
+    return Missing(inventory.folder, std::move(missing),
+                   fmt::format("each layer on {} tensor ranks", tensor_ranks));
   }
   for (const auto& [key, name] : found.layers) {
     CK_TRY(SourceFile file, OpenSourceFile(name));
-    inventory.layer_files.emplace(std::pair{key.first, static_cast<int32_t>(key.second)}, std::move(file));
+    inventory.layer_files.emplace(std::pair{key.first, static_cast<int32_t>(key.second)},
+                                  std::move(file));
   }
   return checkpoint::Done{};
 }
@@ -246,7 +274,9 @@ Status ReadOptimFiles(const FoundFiles& found, Inventory& inventory) {
   const Value& root = inventory.model_files.front().torch.root;
   const int64_t model_ranks = static_cast<int64_t>(inventory.model_files.size());
   int64_t data = inventory.topology.data_parallel_size;
-  std::string prefix = checkpoint::AsBool(GetPath(root, {"ds_config", "bf16", "enabled"})).value_or(false) ? "bf16_" : "";
+  std::string prefix =
+      checkpoint::AsBool(GetPath(root, {"ds_config", "bf16", "enabled"})).value_or(false) ? "bf16_"
+                                                                                          : "";
   if (found.optim.empty()) {
     if (inventory.folder.universal || !NeedsOptimFiles(root)) return checkpoint::Done{};
   } else {
@@ -260,9 +290,17 @@ Status ReadOptimFiles(const FoundFiles& found, Inventory& inventory) {
     }
     int64_t files = 0;
     for (const auto& [key, other] : found.optim) files = std::max(files, key.second + 1);
-    if (recorded > 0) data = recorded;
+    if (recorded > 0 && recorded != data) {
+      inventory.notices.push_back({"data-parallel-size-disagrees",
+                                   fmt::format("dp_world_size is {}, partition_count is {}: the "
+                                               "optimizer files are read as {} partitions.",
+                                               data, recorded, recorded),
+                                   {name.name}});
+      data = recorded;
+    }
     if (files > data || files > checkpoint::kRanksMax) {
-      return MakeError(ErrorCode::kInconsistent, fmt::format("optimizer files of {} data ranks", files),
+      return MakeError(ErrorCode::kInconsistent,
+                       fmt::format("optimizer files of {} data ranks", files),
                        fmt::format("{} as recorded", data), inventory.folder.step_folder.string(),
                        "Files of two checkpoints are mixed in one folder.");
     }
@@ -283,82 +321,15 @@ Status ReadOptimFiles(const FoundFiles& found, Inventory& inventory) {
     }
   }
   if (!missing.empty()) {
-    return Missing(inventory.folder, std::move(missing),
-                   fmt::format("optimizer files of {} model-parallel x {} data ranks", model_ranks, data));
+    return Missing(
+        inventory.folder, std::move(missing),
+        fmt::format("optimizer files of {} model-parallel x {} data ranks", model_ranks, data));
   }
   if (!found.optim.empty() && found.optim.rbegin()->first.first >= model_ranks) {
     return MakeError(ErrorCode::kInconsistent, found.optim.rbegin()->second.name,
-                     fmt::format("{} model-parallel ranks", model_ranks), inventory.folder.step_folder.string(),
+                     fmt::format("{} model-parallel ranks", model_ranks),
+                     inventory.folder.step_folder.string(),
                      "Files of two checkpoints are mixed in one folder.");
-  }
-  return checkpoint::Done{};
-}
-
-std::string KeysOf(const Value& mapping) {
-  std::vector<std::string> keys;
-  if (const auto* items = checkpoint::MappingItems(mapping)) {
-    for (const auto& [key, value] : *items) keys.push_back(checkpoint::Render(key, 40));
-  }
-  return JoinNames(keys, 12);
-}
-
-Error UnknownOptimizer(const SourceFile& file, const Value& optimizer) {
-  return MakeError(ErrorCode::kUnsupported, "an optimizer with the keys " + KeysOf(optimizer),
-                   "DeepSpeedZeroOptimizer, BF16_Optimizer, FP16_Optimizer, FP16_UnfusedOptimizer or a torch optimizer",
-                   file.name.path.string(), "This form of optimizer state is not supported yet.");
-}
-
-Status SetPartitionWrapper(Inventory& inventory) {
-  const SourceFile& file = inventory.optim_files.front().front();
-  const Value optimizer = Get(file.torch.root, "optimizer_state_dict");
-  const Value& model = inventory.model_files.front().torch.root;
-  const auto stage = checkpoint::AsInt(Get(optimizer, "zero_stage"));
-  if (stage == 3 || checkpoint::Has(optimizer, "fp32_flat_groups")) {
-    return MakeError(ErrorCode::kUnsupported, "ZeRO stage 3 optimizer state", "ZeRO stage 0, 1 or 2", file.name.path.string(),
-                     "ZeRO stage 3 is not supported yet.");
-  }
-  if (!checkpoint::Has(optimizer, "single_partition_of_fp32_groups")) return UnknownOptimizer(file, optimizer);
-  inventory.elastic = checkpoint::As<checkpoint::ListNode>(Get(optimizer, "base_optimizer_state")) != nullptr;
-  if (stage) {
-    inventory.wrapper = Wrapper::kZero;
-    inventory.topology.zero_stage = static_cast<int32_t>(*stage);
-    if (*stage != 1 && *stage != 2) return UnknownOptimizer(file, optimizer);
-  } else {
-    inventory.wrapper = Wrapper::kBf16;
-    inventory.topology.zero_stage = IsNone(Get(model, "param_shapes")) ? 0 : 1;
-    inventory.bf16_model_optimizer_copy = !IsNone(Get(model, "optimizer"));
-  }
-  const Value zero_config = GetPath(model, {"ds_config", "zero_optimization"});
-  inventory.round_robin = checkpoint::AsBool(Get(zero_config, "round_robin_gradients")).value_or(false);
-  inventory.parameter_alignment = checkpoint::AsBool(Get(zero_config, "parameter_alignment")).value_or(false);
-  return checkpoint::Done{};
-}
-
-Status SetWrapper(Inventory& inventory) {
-  const SourceFile& model = inventory.model_files.front();
-  const Value optimizer = Get(model.torch.root, "optimizer");
-  inventory.legacy_container = model.torch.legacy;
-  if (inventory.folder.universal) {
-    inventory.wrapper = Wrapper::kUniversal;
-    inventory.topology.zero_stage = static_cast<int32_t>(std::clamp<int64_t>(
-        IntOr(GetPath(model.torch.root, {"ds_config", "zero_optimization", "stage"}), 1), 0, 3));
-    if (inventory.topology.zero_stage == 3) {
-      return MakeError(ErrorCode::kUnsupported, "a universal folder of ZeRO stage 3", "ZeRO stage 0, 1 or 2",
-                       model.name.path.string(), "ZeRO stage 3 is not supported yet.");
-    }
-    return checkpoint::Done{};
-  }
-  if (!inventory.optim_files.empty()) return SetPartitionWrapper(inventory);
-  if (IsNone(optimizer)) {
-    inventory.wrapper = Wrapper::kNone;
-  } else if (checkpoint::Has(optimizer, "fp32_groups_flat")) {
-    inventory.wrapper = Wrapper::kFused;
-  } else if (checkpoint::Has(optimizer, "fp32_groups")) {
-    inventory.wrapper = Wrapper::kUnfused;
-  } else if (checkpoint::Has(optimizer, "state") && checkpoint::Has(optimizer, "param_groups")) {
-    inventory.wrapper = Wrapper::kFp32;
-  } else {
-    return UnknownOptimizer(model, optimizer);
   }
   return checkpoint::Done{};
 }
@@ -371,10 +342,11 @@ Status ReadSourceFiles(Source& source) {
   CK_DO(ReadModelFiles(found, source));
   CK_DO(ReadLayerFiles(found, inventory));
   CK_DO(ReadOptimFiles(found, inventory));
-  CK_DO(SetWrapper(inventory));
+  CK_DO(DetectWrapper(inventory));
   const bool no_module = IsNone(Get(inventory.model_files.front().torch.root, "module"));
   if (no_module && inventory.layer_files.empty() && !inventory.folder.universal) {
-    return Missing(inventory.folder, {"layer_*-model_states.pt"}, "layer files, because the model file holds no module");
+    return Missing(inventory.folder, {"layer_*-model_states.pt"},
+                   "layer files, because the model file holds no module");
   }
   inventory.layout = no_module ? NameLayout::kPipeline : NameLayout::kPlain;
   const Topology& topology = inventory.topology;

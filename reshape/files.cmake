@@ -6,6 +6,8 @@ set(RESHAPE_SOURCES
   classify.cc
   compare_content.cc
   convert.cc
+  decide_maps.cc
+  derive_order.cc
   execute.cc
   files.cc
   fill.cc
@@ -30,6 +32,7 @@ set(RESHAPE_SOURCES
   read_universal.cc
   reshape.cc
   resolve.cc
+  search_bare.cc
   search_order.cc
   shards.cc
   stage_cuts.cc
@@ -56,11 +59,17 @@ set(RESHAPE_TESTS
   corpus_structure_test.cc
   execute_test.cc
   inventory_compare.cc
+  inventory_composed_test.cc
+  inventory_partitions_test.cc
+  inventory_test.cc
   layer_partition_test.cc
+  legality_test.cc
   naming_test.cc
   partition_test.cc
   plan_fixture.cc
   plan_test.cc
   rounding_test.cc
   shards_test.cc
+  target_fixture.cc
+  target_test.cc
 )

@@ -20,14 +20,17 @@ Value Identity(const Value& hyper_parameters) {
 }
 
 Value Stored(const Value& hyper_parameters) {
-  return checkpoint::IsNone(hyper_parameters) ? nullptr : checkpoint::WithoutEntry(hyper_parameters, "params");
+  return checkpoint::IsNone(hyper_parameters)
+             ? nullptr
+             : checkpoint::WithoutEntry(hyper_parameters, "params");
 }
 
 bool SameGroup(const LocalGroup& a, const LocalGroup& b) {
   const auto name_a = checkpoint::AsString(checkpoint::Get(a.hyper_parameters, "name"));
   const auto name_b = checkpoint::AsString(checkpoint::Get(b.hyper_parameters, "name"));
   if (name_a && name_b) return name_a == name_b;
-  if (checkpoint::IsNone(a.hyper_parameters) || checkpoint::IsNone(b.hyper_parameters)) return false;
+  if (checkpoint::IsNone(a.hyper_parameters) || checkpoint::IsNone(b.hyper_parameters))
+    return false;
   return checkpoint::SameStructure(Identity(a.hyper_parameters), Identity(b.hyper_parameters));
 }
 
@@ -35,9 +38,9 @@ bool SameGroup(const LocalGroup& a, const LocalGroup& b) {
 
 Result<GroupTable> MakeGroupTable(const Source& source) {
   GroupTable table;
-  const auto largest = std::max_element(source.ranks.begin(), source.ranks.end(), [](const ModelRank& a, const ModelRank& b) {
-    return a.groups.size() < b.groups.size();
-  });
+  const auto largest = std::max_element(
+      source.ranks.begin(), source.ranks.end(),
+      [](const ModelRank& a, const ModelRank& b) { return a.groups.size() < b.groups.size(); });
   const std::vector<LocalGroup>& reference = largest->groups;
   for (const LocalGroup& group : reference) {
     table.groups.push_back({Stored(group.hyper_parameters), group.step, {}});
@@ -50,24 +53,30 @@ Result<GroupTable> MakeGroupTable(const Source& source) {
         while (next < reference.size() && !SameGroup(group, reference[next])) ++next;
       }
       if (next >= reference.size()) {
-        return MakeError(ErrorCode::kInconsistent, fmt::format("{} groups on {} that cannot be told", rank.groups.size(), rank.Text()),
-                         fmt::format("some of the {} groups of {}, by name or hyper-parameters", reference.size(), largest->Text()),
-                         source.ModelFileName(rank), "Model files of two runs are mixed.");
+        return MakeError(
+            ErrorCode::kInconsistent,
+            fmt::format("{} groups on {} that cannot be told", rank.groups.size(), rank.Text()),
+            fmt::format("some of the {} groups of {}, by name or hyper-parameters",
+                        reference.size(), largest->Text()),
+            source.ModelFileName(rank), "Model files of two runs are mixed.");
       }
       global.push_back(static_cast<int32_t>(next++));
       Group& whole = table.groups[static_cast<size_t>(global.back())];
       if (!whole.step) whole.step = group.step;
       if (whole.step && group.step && whole.step->value != group.step->value) {
-        return MakeError(ErrorCode::kInconsistent, fmt::format("step {} of group {} on {}", group.step->value, global.back(), rank.Text()),
-                         fmt::format("step {} as on the ranks before it", whole.step->value), source.ModelFileName(rank),
-                         "The files are not of one step; restore them.");
+        return MakeError(
+            ErrorCode::kInconsistent,
+            fmt::format("step {} of group {} on {}", group.step->value, global.back(), rank.Text()),
+            fmt::format("step {} as on the ranks before it", whole.step->value),
+            source.ModelFileName(rank), "The files are not of one step; restore them.");
       }
     }
   }
   return table;
 }
 
-std::vector<const Member*> GroupOrderBeforeRoundRobin(const LocalGroup& group, const Source& source) {
+std::vector<const Member*> GroupOrderBeforeRoundRobin(const LocalGroup& group,
+                                                      const Source& source) {
   std::vector<const Member*> order;
   for (const Member& member : group.members) order.push_back(&member);
   if (!source.inventory.round_robin || source.inventory.wrapper != Wrapper::kZero) return order;
@@ -85,8 +94,10 @@ checkpoint::Status ApplyGivenHyperParameters(const ReadOptions& options, Source&
   if (given == nullptr) return checkpoint::Done{};
   auto& groups = source.inventory.groups;
   if (given->size() != groups.size()) {
-    return MakeError(ErrorCode::kUndeclared, fmt::format("hyper-parameters of {} groups", given->size()),
-                     fmt::format("of {} groups, as the checkpoint has", groups.size()), "--param-groups", "Give one entry for each group.");
+    return MakeError(ErrorCode::kUndeclared,
+                     fmt::format("hyper-parameters of {} groups", given->size()),
+                     fmt::format("of {} groups, as the checkpoint has", groups.size()),
+                     "--param-groups", "Give one entry for each group.");
   }
   for (size_t i = 0; i < groups.size(); ++i) {
     if (checkpoint::IsNone(groups[i].hyper_parameters)) groups[i].hyper_parameters = (*given)[i];

@@ -9,18 +9,20 @@
 namespace reshape {
 
 struct GroupTable {
-  std::vector<Group> groups;                        // without their tensors
-  std::vector<std::vector<int32_t>> global;         // [rank][local group] -> index into groups
+  std::vector<Group> groups;                 // without their tensors
+  std::vector<std::vector<int32_t>> global;  // [rank][local group] -> index into groups
 };
-// The framework drops empty groups, so a stage may have fewer: they are matched by name, else by hyper-parameters, in order.
-// Errors: kInconsistent.
+// The framework drops empty groups, so a stage may have fewer: they are matched by name, else by
+// hyper-parameters, in order. Errors: kInconsistent.
 checkpoint::Result<GroupTable> MakeGroupTable(const Source& source);
 
-// The members in the order in which the optimizer was given them: round_robin_gradients deals them out over data ranks before they
-// are flattened.
-std::vector<const Member*> GroupOrderBeforeRoundRobin(const LocalGroup& group, const Source& source);
+// The members in the order in which the optimizer was given them: round_robin_gradients deals them
+// out over data ranks before they are flattened.
+std::vector<const Member*> GroupOrderBeforeRoundRobin(const LocalGroup& group,
+                                                      const Source& source);
 
-// Elastic files hold no hyper-parameters: those that the user gave. Errors: kUndeclared where their number is wrong.
+// Elastic files hold no hyper-parameters: those that the user gave. Errors: kUndeclared where their
+// number is wrong.
 checkpoint::Status ApplyGivenHyperParameters(const ReadOptions& options, Source& source);
 
 }  // namespace reshape

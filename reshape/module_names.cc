@@ -29,7 +29,7 @@ std::vector<NamedValue> FlattenModule(const checkpoint::Value& module) {
     if (checkpoint::IsTensor(value)) {
       tensors.push_back({std::move(name), value});
     } else if (const auto* items = checkpoint::MappingItems(value)) {
-      levels.push_back({items, 0, std::move(name) + "."});   // `level` is dangling from here on
+      levels.push_back({items, 0, std::move(name) + "."});  // `level` is dangling from here on
     }
   }
   return tensors;

@@ -9,8 +9,8 @@
 namespace reshape {
 
 struct NamedValue {
-  std::string name;            // "language_model.embedding.word_embeddings.weight"
-  checkpoint::Value value;     // a tensor
+  std::string name;         // "language_model.embedding.word_embeddings.weight"
+  checkpoint::Value value;  // a tensor
 };
 
 // Nested mappings joined by '.', in order; whatever is no tensor (extra states, None) is left out.

@@ -16,21 +16,25 @@ int64_t HeadLayer(const PipelineNumbering& numbering, int64_t layers) {
   return numbering.first_layer + layers + numbering.head_after;
 }
 
-// Turns the file numbers of a pipeline name into the index of a canonical one; false where they are not this model's.
+// Turns the file numbers of a pipeline name into the index of a canonical one; false where they are
+// not this model's.
 bool ToIndex(const Naming& naming, TemplateMatch& match) {
   const PipelineNumbering numbering = naming.rules->numbering.value_or(PipelineNumbering{});
   if (match.layer) *match.layer -= numbering.first_layer;
   if (match.layer && (*match.layer < 0 || *match.layer >= naming.transformer_layers)) return false;
   if (match.embedding && *match.embedding != numbering.embedding) return false;
-  if (match.final_norm && *match.final_norm != FinalLayer(numbering, naming.transformer_layers)) return false;
+  if (match.final_norm && *match.final_norm != FinalLayer(numbering, naming.transformer_layers))
+    return false;
   return !match.head || *match.head == HeadLayer(numbering, naming.transformer_layers);
 }
 
 }  // namespace
 
-std::optional<std::string> CanonicalName(const Naming& naming, NameLayout layout, std::string_view name) {
+std::optional<std::string> CanonicalName(const Naming& naming, NameLayout layout,
+                                         std::string_view name) {
   for (const NameRule& rule : naming.rules->names) {
-    auto match = checkpoint::MatchTemplate(layout == NameLayout::kPipeline ? rule.pipeline : rule.plain, name);
+    auto match = checkpoint::MatchTemplate(
+        layout == NameLayout::kPipeline ? rule.pipeline : rule.plain, name);
     if (!match) continue;
     if (layout == NameLayout::kPipeline) {
       if (!ToIndex(naming, *match)) continue;
@@ -42,7 +46,8 @@ std::optional<std::string> CanonicalName(const Naming& naming, NameLayout layout
   return std::nullopt;
 }
 
-std::optional<std::string> NameInLayout(const Naming& naming, NameLayout layout, std::string_view canonical) {
+std::optional<std::string> NameInLayout(const Naming& naming, NameLayout layout,
+                                        std::string_view canonical) {
   const PipelineNumbering numbering = naming.rules->numbering.value_or(PipelineNumbering{});
   for (const NameRule& rule : naming.rules->names) {
     const std::string& text = layout == NameLayout::kPipeline ? rule.pipeline : rule.plain;

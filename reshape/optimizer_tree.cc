@@ -1,4 +1,5 @@
-// Small readers that the optimizer layouts share: entries of a torch optimizer's state, steps, texts of messages.
+// Small readers that the optimizer layouts share: entries of a torch optimizer's state, steps,
+// texts of messages.
 #include <fmt/format.h>
 
 #include "checkpoint/tree.h"
@@ -12,13 +13,15 @@ using checkpoint::Result;
 using checkpoint::TensorView;
 using checkpoint::Value;
 
-Error MakeError(ErrorCode code, std::string found, std::string expected, std::string where, std::string advice) {
+Error MakeError(ErrorCode code, std::string found, std::string expected, std::string where,
+                std::string advice) {
   return Error{code, std::move(found), std::move(expected), std::move(where), std::move(advice)};
 }
 
 std::string JoinNames(const std::vector<std::string>& names, size_t names_max) {
   std::string text;
-  for (size_t i = 0; i < names.size() && i < names_max; ++i) text += (i == 0 ? "" : ", ") + names[i];
+  for (size_t i = 0; i < names.size() && i < names_max; ++i)
+    text += (i == 0 ? "" : ", ") + names[i];
   if (names.size() > names_max) text += fmt::format(", ... ({} in all)", names.size());
   return text;
 }
@@ -39,12 +42,14 @@ size_t Source::RankIndex(int32_t stage, int32_t tensor_rank) const {
 }
 
 const Value& Source::ModelRoot(const ModelRank& rank) const {
-  const size_t index = RankIndex(static_cast<int32_t>(rank.stage), static_cast<int32_t>(rank.tensor_rank));
+  const size_t index =
+      RankIndex(static_cast<int32_t>(rank.stage), static_cast<int32_t>(rank.tensor_rank));
   return inventory.model_files[index].torch.root;
 }
 
 std::string Source::ModelFileName(const ModelRank& rank) const {
-  const size_t index = RankIndex(static_cast<int32_t>(rank.stage), static_cast<int32_t>(rank.tensor_rank));
+  const size_t index =
+      RankIndex(static_cast<int32_t>(rank.stage), static_cast<int32_t>(rank.tensor_rank));
   return inventory.model_files[index].name.name;
 }
 
@@ -62,24 +67,29 @@ std::optional<StepValue> ReadStep(const Value& value) {
   return StepValue{numbers.value().front(), true};
 }
 
-Result<OptimizerEntry> ReadOptimizerEntry(const Value& entry, int64_t numel, const std::string& where) {
+Result<OptimizerEntry> ReadOptimizerEntry(const Value& entry, int64_t numel,
+                                          const std::string& where) {
   OptimizerEntry result;
   const auto* items = checkpoint::MappingItems(entry);
   if (items == nullptr) return result;
   for (const auto& [key_value, value] : *items) {
-    const std::string key = checkpoint::AsString(key_value).value_or(checkpoint::Render(key_value, 40));
+    const std::string key =
+        checkpoint::AsString(key_value).value_or(checkpoint::Render(key_value, 40));
     if (key == "step") {
       result.step = ReadStep(value);
       continue;
     }
     if (checkpoint::IsNone(value)) continue;
     if (!checkpoint::IsTensor(value)) {
-      return MakeError(ErrorCode::kUnsupported, fmt::format("optimizer state '{}' = {}", key, checkpoint::Render(value, 60)),
-                       "a tensor of the parameter's shape, or a step", where, "This optimizer is not supported yet.");
+      return MakeError(ErrorCode::kUnsupported,
+                       fmt::format("optimizer state '{}' = {}", key, checkpoint::Render(value, 60)),
+                       "a tensor of the parameter's shape, or a step", where,
+                       "This optimizer is not supported yet.");
     }
     CK_TRY(TensorView view, checkpoint::DecodeTensor(value, where + " " + key));
     if (numel >= 0 && view.numel() != numel) {
-      return MakeError(ErrorCode::kUnsupported, fmt::format("optimizer state '{}' of {} elements", key, view.numel()),
+      return MakeError(ErrorCode::kUnsupported,
+                       fmt::format("optimizer state '{}' of {} elements", key, view.numel()),
                        fmt::format("{} elements, as the parameter has", numel), where,
                        "Optimizers with factored or compressed states are not supported yet.");
     }

@@ -1,4 +1,5 @@
-// How a parameter is cut over tensor ranks, from three sources of rules in their order of precedence.
+// How a parameter is cut over tensor ranks, from three sources of rules in their order of
+// precedence.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,8 +35,9 @@ Result<bool> MatchesAny(const std::vector<std::string>& patterns, const std::str
   return false;
 }
 
-// What universal_checkpoint_info says about one name. Its last resort, "everything else is concatenated on dimension 0", counts only where
-// it was written for several tensor ranks: with one, the framework leaves the list of replicated names empty.
+// What universal_checkpoint_info says about one name. Its last resort, "everything else is
+// concatenated on dimension 0", counts only where it was written for several tensor ranks: with
+// one, the framework leaves the list of replicated names empty.
 Result<std::optional<ParallelKind>> FromUniversal(const KindQuery& query, const Source& source) {
   const UniversalInfo& info = source.universal;
   if (!info.present) return std::optional<ParallelKind>{};
@@ -60,18 +62,22 @@ Result<std::optional<ParallelKind>> FromUniversal(const KindQuery& query, const 
   return std::optional<ParallelKind>{};
 }
 
-std::optional<ParallelKind> FromRules(const std::optional<checkpoint::Rules>& rules, const KindQuery& query, bool swiglu) {
+std::optional<ParallelKind> FromRules(const std::optional<checkpoint::Rules>& rules,
+                                      const KindQuery& query, bool swiglu) {
   if (!rules) return std::nullopt;
-  const checkpoint::ParameterRule* rule = checkpoint::FirstParameterRule(*rules, query.canonical, swiglu);
+  const checkpoint::ParameterRule* rule =
+      checkpoint::FirstParameterRule(*rules, query.canonical, swiglu);
   if (rule == nullptr) return std::nullopt;
   return ParallelKind{rule->parallel, rule->fused, rule->sub_parameter_rows};
 }
 
-void NoticeDisagreement(const KindQuery& query, const ParallelKind& used, const ParallelKind& other, Source& source) {
+void NoticeDisagreement(const KindQuery& query, const ParallelKind& used, const ParallelKind& other,
+                        Source& source) {
   if (used.parallel == other.parallel) return;
   source.Notify("rules-disagree",
-                fmt::format("{}: {} by the rules in force, {} by the rules that come after them", query.name,
-                            checkpoint::ParallelName(used.parallel), checkpoint::ParallelName(other.parallel)),
+                fmt::format("{}: {} by the rules in force, {} by the rules that come after them",
+                            query.name, checkpoint::ParallelName(used.parallel),
+                            checkpoint::ParallelName(other.parallel)),
                 {query.name});
 }
 
@@ -99,12 +105,15 @@ Result<UniversalInfo> ReadUniversalInfo(const Value& model_root, const std::stri
     if (dimension == 0 && shape != nullptr && !shape->empty()) {
       rows = checkpoint::AsIntList(shape->front());
       if (!rows) {
-        if (const auto single = checkpoint::AsInt(shape->front())) rows = std::vector<int64_t>{*single};
+        if (const auto single = checkpoint::AsInt(shape->front()))
+          rows = std::vector<int64_t>{*single};
       }
     }
     if (!rows) {
-      return MakeError(ErrorCode::kUnsupported, "parameter_with_sub_params " + checkpoint::Render(item, 80),
-                       "sub-parameters on dimension 0", where, "Give the layout of these parameters in a rules file.");
+      return MakeError(ErrorCode::kUnsupported,
+                       "parameter_with_sub_params " + checkpoint::Render(item, 80),
+                       "sub-parameters on dimension 0", where,
+                       "Give the layout of these parameters in a rules file.");
     }
     sub.rows = std::move(*rows);
     result.sub_parameters.push_back(std::move(sub));
@@ -124,8 +133,10 @@ Result<std::optional<ParallelKind>> FindParallelKind(const KindQuery& query, Sou
       continue;
     }
     NoticeDisagreement(query, *used, *candidate, source);
-    // The framework's lists know no fused query, key and value: the rules after them may add it, where they agree otherwise.
-    if (used->parallel == candidate->parallel && used->fused == Fused::kNone && used->sub_parameter_rows.empty()) {
+    // The framework's lists know no fused query, key and value: the rules after them may add it,
+    // where they agree otherwise.
+    if (used->parallel == candidate->parallel && used->fused == Fused::kNone &&
+        used->sub_parameter_rows.empty()) {
       used->fused = candidate->fused;
       used->sub_parameter_rows = candidate->sub_parameter_rows;
     }

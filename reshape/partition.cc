@@ -7,7 +7,9 @@
 namespace reshape {
 namespace {
 
-int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 // Every stored size lies between the real and the padded one, and all parameters have room.
 bool Fits(const PartitionForm& form, const PartitionEvidence& evidence) {
@@ -30,17 +32,20 @@ PartitionForm MakePartitionForm(int64_t group_numel, int64_t partition_count) {
 }
 
 int64_t RealNumel(const PartitionForm& form, int64_t rank) {
-  return std::clamp<int64_t>(form.group_numel - rank * form.partition_numel, 0, form.partition_numel);
+  return std::clamp<int64_t>(form.group_numel - rank * form.partition_numel, 0,
+                             form.partition_numel);
 }
 
-checkpoint::Result<PartitionForm> FindPartitionForm(const PartitionEvidence& evidence, const std::string& where) {
+checkpoint::Result<PartitionForm> FindPartitionForm(const PartitionEvidence& evidence,
+                                                    const std::string& where) {
   int64_t stored = 0, largest = 0;
   for (const int64_t numel : evidence.stored) {
     stored += numel;
     largest = std::max(largest, numel);
   }
   const int64_t group_numel = evidence.group_numel >= 0 ? evidence.group_numel : stored;
-  std::vector<int64_t> candidates{MakePartitionForm(group_numel, evidence.partition_count).partition_numel};
+  std::vector<int64_t> candidates{
+      MakePartitionForm(group_numel, evidence.partition_count).partition_numel};
   if (!evidence.padded.empty()) candidates.push_back(evidence.padded.front());
   // Versions before the communication alignment padded to the number of ranks only.
   candidates.push_back(RoundUp(group_numel, evidence.partition_count) / evidence.partition_count);
@@ -51,9 +56,10 @@ checkpoint::Result<PartitionForm> FindPartitionForm(const PartitionEvidence& evi
   }
   return checkpoint::Error{
       checkpoint::ErrorCode::kInconsistent,
-      fmt::format("{} stored elements over {} partitions, the largest of {}", stored, evidence.partition_count, largest),
-      fmt::format("partitions that hold the {} elements of the group's parameters, at most {} each", group_numel,
-                  candidates.front()),
+      fmt::format("{} stored elements over {} partitions, the largest of {}", stored,
+                  evidence.partition_count, largest),
+      fmt::format("partitions that hold the {} elements of the group's parameters, at most {} each",
+                  group_numel, candidates.front()),
       where, "A partition was cut short, or parameters and optimizer files are of two runs."};
 }
 

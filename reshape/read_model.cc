@@ -1,4 +1,5 @@
-// The module of each model-parallel rank: names, shapes, where the weights lie; buffers and tied names.
+// The module of each model-parallel rank: names, shapes, where the weights lie; buffers and tied
+// names.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,7 +34,8 @@ std::set<std::string> BufferNames(const Value& model_root) {
 Status AddTensor(LocalTensor tensor, ModelRank& rank, const std::string& where) {
   const auto [position, inserted] = rank.by_name.emplace(tensor.name, rank.tensors.size());
   if (!inserted) {
-    return MakeError(ErrorCode::kInconsistent, "two tensors named " + tensor.name, "one", where, "");
+    return MakeError(ErrorCode::kInconsistent, "two tensors named " + tensor.name, "one", where,
+                     "");
   }
   rank.tensors.push_back(std::move(tensor));
   return checkpoint::Done{};
@@ -52,19 +54,25 @@ std::set<std::string> MemberNames(const ModelRank& rank) {
 void MarkAliases(const Value& model_root, ModelRank& rank) {
   if (const auto* items = checkpoint::MappingItems(Get(model_root, "shared_params"))) {
     for (const auto& [alias_value, owner_value] : *items) {
-      const auto alias = checkpoint::AsString(alias_value), owner = checkpoint::AsString(owner_value);
+      const auto alias = checkpoint::AsString(alias_value),
+                 owner = checkpoint::AsString(owner_value);
       if (!alias || !owner || *alias == *owner) continue;
       const auto position = rank.by_name.find(*alias);
-      if (position != rank.by_name.end() && rank.by_name.contains(*owner)) rank.tensors[position->second].alias_of = *owner;
+      if (position != rank.by_name.end() && rank.by_name.contains(*owner))
+        rank.tensors[position->second].alias_of = *owner;
     }
   }
   const std::set<std::string> members = MemberNames(rank);
-  std::map<std::tuple<const checkpoint::Storage*, int64_t, std::vector<int64_t>, std::vector<int64_t>>, size_t> owners;
+  std::map<
+      std::tuple<const checkpoint::Storage*, int64_t, std::vector<int64_t>, std::vector<int64_t>>,
+      size_t>
+      owners;
   for (size_t i = 0; i < rank.tensors.size(); ++i) {
     LocalTensor& tensor = rank.tensors[i];
-    if (tensor.view.numel() == 0 || !tensor.alias_of.empty() || tensor.view.storage == nullptr) continue;
-    const auto key = std::tuple{static_cast<const checkpoint::Storage*>(tensor.view.storage.get()), tensor.view.offset,
-                                tensor.view.shape, tensor.view.strides};
+    if (tensor.view.numel() == 0 || !tensor.alias_of.empty() || tensor.view.storage == nullptr)
+      continue;
+    const auto key = std::tuple{static_cast<const checkpoint::Storage*>(tensor.view.storage.get()),
+                                tensor.view.offset, tensor.view.shape, tensor.view.strides};
     const auto [position, inserted] = owners.emplace(key, i);
     if (inserted) continue;
     LocalTensor& first = rank.tensors[position->second];
@@ -94,15 +102,16 @@ std::map<int64_t, std::map<std::string, int64_t>> LayerKeys(const Source& source
 
 struct NamesOfStages {
   std::map<int64_t, int32_t> stage_of_layer;
-  std::map<std::string, std::set<std::string>> keys_of_layer;                   // "5" -> named keys
-  std::map<std::string, std::map<std::string, int64_t>> tied;                   // key -> rest -> numel
+  std::map<std::string, std::set<std::string>> keys_of_layer;  // "5" -> named keys
+  std::map<std::string, std::map<std::string, int64_t>> tied;  // key -> rest -> numel
   std::map<std::string, std::set<int32_t>> tied_stages;
 };
 
 Status PlaceLayer(int64_t layer, int32_t stage, NamesOfStages& names) {
   const auto [position, inserted] = names.stage_of_layer.emplace(layer, stage);
   if (!inserted && position->second != stage) {
-    return MakeError(ErrorCode::kInconsistent, fmt::format("layer {} on stages {} and {}", layer, position->second, stage),
+    return MakeError(ErrorCode::kInconsistent,
+                     fmt::format("layer {} on stages {} and {}", layer, position->second, stage),
                      "each layer on one stage", "param_shapes and buffer_names of the model files",
                      "Model files of two runs are mixed.");
   }
@@ -118,8 +127,10 @@ Result<NamesOfStages> CollectNames(const Source& source) {
       for (const Member& member : group.members) {
         const auto parts = checkpoint::SplitPipelineName(member.name);
         if (!parts) {
-          return MakeError(ErrorCode::kInconsistent, "parameter " + member.name, "'<layer>.<name>' or 'tied_modules.<key>.<name>'",
-                           source.ModelFileName(rank), "Layer files are there, but the names are not those of a pipeline.");
+          return MakeError(ErrorCode::kInconsistent, "parameter " + member.name,
+                           "'<layer>.<name>' or 'tied_modules.<key>.<name>'",
+                           source.ModelFileName(rank),
+                           "Layer files are there, but the names are not those of a pipeline.");
         }
         if (parts->layer) {
           CK_DO(PlaceLayer(*parts->layer, stage, names));
@@ -138,24 +149,29 @@ Result<NamesOfStages> CollectNames(const Source& source) {
   return names;
 }
 
-// The layer files that hold a tied module: all of its names under keys that no parameter of that layer's own uses.
-std::vector<int64_t> TiedLayers(const std::map<std::string, int64_t>& rests, const NamesOfStages& names,
+// The layer files that hold a tied module: all of its names under keys that no parameter of that
+// layer's own uses.
+std::vector<int64_t> TiedLayers(const std::map<std::string, int64_t>& rests,
+                                const NamesOfStages& names,
                                 const std::map<int64_t, std::map<std::string, int64_t>>& layers) {
   std::vector<int64_t> found;
   for (const auto& [layer, keys] : layers) {
     const auto own = names.keys_of_layer.find(std::to_string(layer));
     if (own != names.keys_of_layer.end()) continue;
-    const bool holds = std::all_of(rests.begin(), rests.end(), [&, &file_keys = keys](const auto& rest) {
-      const auto key = file_keys.find(rest.first);
-      return key != file_keys.end() && key->second == rest.second;
-    });
+    const bool holds =
+        std::all_of(rests.begin(), rests.end(), [&, &file_keys = keys](const auto& rest) {
+          const auto key = file_keys.find(rest.first);
+          return key != file_keys.end() && key->second == rest.second;
+        });
     if (holds && (found.empty() || layers.at(found.front()) == keys)) found.push_back(layer);
   }
   return found;
 }
 
-// Boundaries from the layers of each stage; the last one lies behind every layer and behind a tied last use without a file.
-std::vector<int64_t> MakeCuts(const std::map<int64_t, int32_t>& stage_of_layer, int32_t stages, int64_t end) {
+// Boundaries from the layers of each stage; the last one lies behind every layer and behind a tied
+// last use without a file.
+std::vector<int64_t> MakeCuts(const std::map<int64_t, int32_t>& stage_of_layer, int32_t stages,
+                              int64_t end) {
   std::vector<int64_t> cuts(static_cast<size_t>(stages) + 1, -1);
   for (const auto& [layer, stage] : stage_of_layer) {
     int64_t& cut = cuts[static_cast<size_t>(stage)];
@@ -180,8 +196,10 @@ Status ReadPlainModules(Source& source) {
     for (const NamedValue& item : FlattenModule(Get(root, "module"))) {
       LocalTensor tensor;
       tensor.name = item.name;
-      CK_TRY(tensor.view, checkpoint::DecodeTensor(item.value, source.ModelFileName(rank) + " " + item.name));
-      tensor.buffer = buffers.contains(item.name) || !checkpoint::IsFloating(tensor.view.storage->dtype);
+      CK_TRY(tensor.view,
+             checkpoint::DecodeTensor(item.value, source.ModelFileName(rank) + " " + item.name));
+      tensor.buffer =
+          buffers.contains(item.name) || !checkpoint::IsFloating(tensor.view.storage->dtype);
       CK_DO(AddTensor(std::move(tensor), rank, source.ModelFileName(rank)));
     }
     MarkAliases(root, rank);
@@ -195,7 +213,8 @@ Result<StageCuts> StageCutsFromNames(const Source& source) {
   std::vector<std::string> missing;
   if (!source.inventory.folder.universal) {
     for (const auto& [layer, stage] : names.stage_of_layer) {
-      if (!layers.contains(layer)) missing.push_back(fmt::format("layer_{:02d}-*model_states.pt", layer));
+      if (!layers.contains(layer))
+        missing.push_back(fmt::format("layer_{:02d}-*model_states.pt", layer));
     }
   }
   StageCuts result;
@@ -210,12 +229,15 @@ Result<StageCuts> StageCutsFromNames(const Source& source) {
     result.tied.emplace(key, std::move(tied));
   }
   if (!missing.empty()) {
-    return MakeError(ErrorCode::kMissingFile, "no " + JoinNames(missing, 20), "the layer files of every parameter that param_shapes names",
-                     source.inventory.folder.step_folder.string(), "Copy the missing files from where the checkpoint was written.");
+    return MakeError(ErrorCode::kMissingFile, "no " + JoinNames(missing, 20),
+                     "the layer files of every parameter that param_shapes names",
+                     source.inventory.folder.step_folder.string(),
+                     "Copy the missing files from where the checkpoint was written.");
   }
   // Layers without parameters of their own (all frozen) follow the layer before them.
   std::set<int64_t> tied_layers;
-  for (const auto& [key, tied] : result.tied) tied_layers.insert(tied.layers.begin(), tied.layers.end());
+  for (const auto& [key, tied] : result.tied)
+    tied_layers.insert(tied.layers.begin(), tied.layers.end());
   int32_t stage = 0;
   for (const auto& [layer, keys] : layers) {
     end = std::max(end, layer + 1);
@@ -224,20 +246,24 @@ Result<StageCuts> StageCutsFromNames(const Source& source) {
     stage = known.first->second;
   }
   if (!names.stage_of_layer.empty()) end = std::max(end, names.stage_of_layer.rbegin()->first + 1);
-  result.cuts = MakeCuts(names.stage_of_layer, source.inventory.topology.pipeline_parallel_size, end);
+  result.cuts =
+      MakeCuts(names.stage_of_layer, source.inventory.topology.pipeline_parallel_size, end);
   return result;
 }
 
 namespace {
 
-Status AddLayer(int64_t layer, const std::string& prefix, bool tied_copy, ModelRank& rank, const Source& source) {
-  const auto& file = source.inventory.layer_files.at({layer, static_cast<int32_t>(rank.tensor_rank)});
+Status AddLayer(int64_t layer, const std::string& prefix, bool tied_copy, ModelRank& rank,
+                const Source& source) {
+  const auto& file =
+      source.inventory.layer_files.at({layer, static_cast<int32_t>(rank.tensor_rank)});
   const std::set<std::string> buffers = BufferNames(source.ModelRoot(rank));
   for (const NamedValue& item : FlattenModule(file.torch.root)) {
     LocalTensor tensor;
     tensor.name = prefix + item.name;
     CK_TRY(tensor.view, checkpoint::DecodeTensor(item.value, file.name.name + " " + item.name));
-    tensor.buffer = buffers.contains(tensor.name) || !checkpoint::IsFloating(tensor.view.storage->dtype);
+    tensor.buffer =
+        buffers.contains(tensor.name) || !checkpoint::IsFloating(tensor.view.storage->dtype);
     tensor.layer = layer;
     tensor.tied_copy = tied_copy;
     CK_DO(AddTensor(std::move(tensor), rank, file.name.name));
@@ -245,12 +271,14 @@ Status AddLayer(int64_t layer, const std::string& prefix, bool tied_copy, ModelR
   return checkpoint::Done{};
 }
 
-// Stages by their boundaries may leave the last use of a tied layer without a number of its own: it gets the one behind the last layer.
+// Stages by their boundaries may leave the last use of a tied layer without a number of its own: it
+// gets the one behind the last layer.
 int64_t EndOfLayers(const StageCuts& cuts, const Source& source) {
   int64_t end = cuts.cuts.back();
   const auto& numbering = source.inventory.rules.numbering;
   if (numbering && source.builtin_rules) {
-    return std::max(end, numbering->first_layer + source.inventory.transformer_layers + numbering->head_after + 1);
+    return std::max(end, numbering->first_layer + source.inventory.transformer_layers +
+                             numbering->head_after + 1);
   }
   for (const auto& [key, tied] : cuts.tied) {
     if (tied.stages.size() > 1 && tied.layers.size() < 2) ++end;
@@ -280,13 +308,19 @@ Status ReadPipelineModules(const StageCuts& cuts, Source& source) {
     for (const auto& [layer, key] : tied_order) {
       const TiedKey& tied = cuts.tied.at(key);
       if (std::find(tied.stages.begin(), tied.stages.end(), stage) == tied.stages.end()) continue;
-      CK_DO(AddLayer(layer, "tied_modules." + key + ".", stage != tied.stages.front(), rank, source));
+      CK_DO(
+          AddLayer(layer, "tied_modules." + key + ".", stage != tied.stages.front(), rank, source));
     }
-    const auto begin = inventory.layer_files.lower_bound({cuts.cuts[static_cast<size_t>(stage)], 0});
-    const auto end = inventory.layer_files.lower_bound({cuts.cuts[static_cast<size_t>(stage) + 1], 0});
+    const auto begin =
+        inventory.layer_files.lower_bound({cuts.cuts[static_cast<size_t>(stage)], 0});
+    const auto end =
+        inventory.layer_files.lower_bound({cuts.cuts[static_cast<size_t>(stage) + 1], 0});
     for (auto file = begin; file != end; ++file) {
-      if (file->first.second != static_cast<int32_t>(rank.tensor_rank) || tied_layers.contains(file->first.first)) continue;
-      CK_DO(AddLayer(file->first.first, std::to_string(file->first.first) + ".", false, rank, source));
+      if (file->first.second != static_cast<int32_t>(rank.tensor_rank) ||
+          tied_layers.contains(file->first.first))
+        continue;
+      CK_DO(AddLayer(file->first.first, std::to_string(file->first.first) + ".", false, rank,
+                     source));
     }
   }
   return checkpoint::Done{};

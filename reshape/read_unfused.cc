@@ -1,5 +1,5 @@
-// Optimizer state by parameter, without names: FP16_UnfusedOptimizer (stage 0) and a bare torch optimizer (fp32). Ids run over the groups
-// in their order. Format: docs/format/optimizer.md.
+// Optimizer state by parameter, without names: FP16_UnfusedOptimizer (stage 0) and a bare torch
+// optimizer (fp32). Ids run over the groups in their order. Format: docs/format/optimizer.md.
 #include <fmt/format.h>
 
 #include "checkpoint/tree.h"
@@ -14,14 +14,17 @@ using checkpoint::Status;
 using checkpoint::TensorView;
 using checkpoint::Value;
 
-// States of one id. A bare optimizer that has not stepped yet, or a parameter that never had a gradient, has none.
+// States of one id. A bare optimizer that has not stepped yet, or a parameter that never had a
+// gradient, has none.
 Status ReadId(const Value& state, int64_t id, const std::string& where, LocalGroup& group) {
   auto& tensors = group.nameless.back();
   const auto master = tensors.find(kMasterState);
   const int64_t numel = master == tensors.end() ? -1 : master->second.numel();
-  CK_TRY(OptimizerEntry entry, ReadOptimizerEntry(checkpoint::GetIndex(state, id), numel, fmt::format("{} id {}", where, id)));
+  CK_TRY(OptimizerEntry entry, ReadOptimizerEntry(checkpoint::GetIndex(state, id), numel,
+                                                  fmt::format("{} id {}", where, id)));
   for (auto& [key, view] : entry.tensors) tensors[key] = std::move(view);
   group.nameless_steps.back() = entry.step;
+  group.step_in_state |= entry.step.has_value();
   if (entry.step && !group.step) group.step = entry.step;
   return checkpoint::Done{};
 }
@@ -34,9 +37,10 @@ Status ReadRank(ModelRank& rank, const Source& source) {
   const auto* hyper = checkpoint::SequenceItems(Get(base, "param_groups"));
   const auto* masters = checkpoint::SequenceItems(Get(optimizer, "fp32_groups"));
   if (hyper == nullptr || (!bare && (masters == nullptr || masters->size() != hyper->size()))) {
-    return MakeError(ErrorCode::kInconsistent, fmt::format("{} lists of masters", masters == nullptr ? 0 : masters->size()),
-                     fmt::format("one for each of {} groups", hyper == nullptr ? 0 : hyper->size()), file,
-                     "Model files of two runs are mixed.");
+    return MakeError(ErrorCode::kInconsistent,
+                     fmt::format("{} lists of masters", masters == nullptr ? 0 : masters->size()),
+                     fmt::format("one for each of {} groups", hyper == nullptr ? 0 : hyper->size()),
+                     file, "Model files of two runs are mixed.");
   }
   for (size_t index = 0; index < hyper->size(); ++index) {
     const std::string where = fmt::format("{} group {}", file, index);
@@ -45,8 +49,10 @@ Status ReadRank(ModelRank& rank, const Source& source) {
     const auto ids = checkpoint::AsIntList(Get(group.hyper_parameters, "params"));
     const auto* shaped = bare ? nullptr : checkpoint::SequenceItems((*masters)[index]);
     if (!ids || (!bare && (shaped == nullptr || shaped->size() != ids->size()))) {
-      return MakeError(ErrorCode::kInconsistent, fmt::format("{} masters", shaped == nullptr ? 0 : shaped->size()),
-                       fmt::format("one for each of {} parameter ids", ids ? ids->size() : 0), where, "");
+      return MakeError(ErrorCode::kInconsistent,
+                       fmt::format("{} masters", shaped == nullptr ? 0 : shaped->size()),
+                       fmt::format("one for each of {} parameter ids", ids ? ids->size() : 0),
+                       where, "");
     }
     for (size_t i = 0; i < ids->size(); ++i) {
       group.nameless.emplace_back();

@@ -9,26 +9,31 @@ namespace {
 
 using checkpoint::TensorView;
 
-constexpr int64_t kKeyElements = 8;        // leading elements that a candidate is looked up by
+constexpr int64_t kKeyElements = 8;  // leading elements that a candidate is looked up by
 constexpr int64_t kSearchStepsMax = 2'000'000;
 
-// Candidates by the bits of their first elements: one table for each key length, because short parameters have short keys.
+// Candidates by the bits of their first elements: one table for each key length, because short
+// parameters have short keys.
 class LeadingBitsIndex {
  public:
   explicit LeadingBitsIndex(const std::vector<Candidate>& candidates) {
     for (size_t i = 0; i < candidates.size(); ++i) {
-      tables_[std::min(kKeyElements, candidates[i].weight.numel())][LeadingBits(candidates[i].weight, kKeyElements)].push_back(i);
+      tables_[std::min(kKeyElements, candidates[i].weight.numel())]
+             [LeadingBits(candidates[i].weight, kKeyElements)]
+                 .push_back(i);
     }
   }
   // Candidates whose leading bits are the masters' at `position`.
-  std::vector<size_t> At(const FlatMasters& masters, int64_t position, checkpoint::DType dtype) const {
+  std::vector<size_t> At(const FlatMasters& masters, int64_t position,
+                         checkpoint::DType dtype) const {
     std::vector<uint32_t> bits;
     masters.AppendRounded(position, kKeyElements, dtype, bits);
     std::vector<size_t> found;
     for (const auto& [length, table] : tables_) {
       if (length > static_cast<int64_t>(bits.size())) continue;
       const auto entry = table.find(std::vector<uint32_t>(bits.begin(), bits.begin() + length));
-      if (entry != table.end()) found.insert(found.end(), entry->second.begin(), entry->second.end());
+      if (entry != table.end())
+        found.insert(found.end(), entry->second.begin(), entry->second.end());
     }
     return found;
   }
@@ -46,7 +51,8 @@ void SortByPreference(std::vector<size_t>& indices, std::optional<size_t> last) 
 // Depth-first tiling of one flat group, with a stack of its own.
 class FlatSearch {
  public:
-  FlatSearch(const std::vector<Candidate>& candidates, const LeadingBitsIndex& index, std::vector<bool>& used)
+  FlatSearch(const std::vector<Candidate>& candidates, const LeadingBitsIndex& index,
+             std::vector<bool>& used)
       : candidates_(candidates), index_(index), used_(used) {}
 
   // `padding_max`: elements behind the last parameter that may be padding.
@@ -94,10 +100,14 @@ class FlatSearch {
       if (used_[candidate] || masters.MatchingPrefix(position, weight) != weight.numel()) continue;
       options.push_back({candidate, false});
     }
-    // A later stage's copy may differ from the weight that a file holds: any place is possible that the neighbours leave.
+    // A later stage's copy may differ from the weight that a file holds: any place is possible that
+    // the neighbours leave.
     for (size_t i = 0; i < candidates_.size(); ++i) {
-      if (used_[i] || !candidates_[i].tensor->tied_copy || position + candidates_[i].weight.numel() > numel) continue;
-      if (std::none_of(options.begin(), options.end(), [&](const Option& option) { return option.candidate == i; })) {
+      if (used_[i] || !candidates_[i].tensor->tied_copy ||
+          position + candidates_[i].weight.numel() > numel)
+        continue;
+      if (std::none_of(options.begin(), options.end(),
+                       [&](const Option& option) { return option.candidate == i; })) {
         options.push_back({i, true});
       }
     }
@@ -120,11 +130,14 @@ class FlatSearch {
   std::vector<bool>& used_;
 };
 
-// One group of shaped entries: the first tensor in module order that fits, behind the last one if possible.
-bool SearchShaped(const LocalGroup& group, const std::vector<Candidate>& candidates, std::vector<bool>& used, SearchResult& result) {
+// One group of shaped masters: the first tensor in module order that fits, behind the last one if
+// possible.
+bool SearchShaped(const LocalGroup& group, const std::vector<Candidate>& candidates,
+                  std::vector<bool>& used, SearchResult& result) {
   auto& order = result.order.emplace_back();
   std::map<std::vector<int64_t>, std::vector<size_t>> by_shape;
-  for (size_t i = 0; i < candidates.size(); ++i) by_shape[candidates[i].tensor->view.shape].push_back(i);
+  for (size_t i = 0; i < candidates.size(); ++i)
+    by_shape[candidates[i].tensor->view.shape].push_back(i);
   std::optional<size_t> last;
   for (const auto& states : group.nameless) {
     std::vector<size_t> fitting, stale;
@@ -132,18 +145,15 @@ bool SearchShaped(const LocalGroup& group, const std::vector<Candidate>& candida
       for (const size_t i : indices) {
         if (used[i] || !ShapeFits(states, candidates[i].tensor->view)) continue;
         const int64_t equal = MasterFits(states, candidates[i].weight);
-        if (equal < 0 || equal == candidates[i].weight.numel()) {
+        if (equal == candidates[i].weight.numel()) {
           fitting.push_back(i);
         } else if (candidates[i].tensor->tied_copy) {
           stale.push_back(i);
         }
       }
     };
-    if (states.empty()) {
-      for (const auto& [shape, indices] : by_shape) try_all(indices);
-    } else if (const auto found = by_shape.find(states.begin()->second.shape); found != by_shape.end()) {
-      try_all(found->second);
-    }
+    const auto found = by_shape.find(states.at(kMasterState).shape);
+    if (found != by_shape.end()) try_all(found->second);
     const bool by_place = fitting.empty();
     if (by_place) fitting = stale;
     if (fitting.empty()) return false;
@@ -157,28 +167,13 @@ bool SearchShaped(const LocalGroup& group, const std::vector<Candidate>& candida
   return true;
 }
 
-// Entries of bare optimizers carry no master: a tensor that was left out and has the shape of one that was taken would do as well.
-void FindAmbiguous(const ModelRank& rank, const std::vector<Candidate>& candidates, const std::vector<bool>& used,
-                   SearchResult& result) {
-  for (size_t group = 0; group < rank.groups.size(); ++group) {
-    for (size_t i = 0; i < rank.groups[group].nameless.size(); ++i) {
-      const auto& states = rank.groups[group].nameless[i];
-      if (states.contains(kMasterState)) continue;
-      for (size_t other = 0; other < candidates.size(); ++other) {
-        if (used[other] || !ShapeFits(states, candidates[other].tensor->view)) continue;
-        result.ambiguous.push_back(candidates[result.order[group][i]].tensor->name);
-        result.ambiguous.push_back(candidates[other].tensor->name);
-      }
-    }
-  }
-}
-
 }  // namespace
 
-std::vector<Candidate> CandidatesOf(const ModelRank& rank) {
+std::vector<Candidate> CandidatesOf(const ModelRank& rank, bool with_empty) {
   std::vector<Candidate> candidates;
   for (const LocalTensor& tensor : rank.tensors) {
-    const bool fits = !tensor.buffer && tensor.alias_of.empty() && tensor.view.storage != nullptr && tensor.view.numel() > 0;
+    const bool fits = !tensor.buffer && tensor.alias_of.empty() && tensor.view.storage != nullptr &&
+                      (with_empty || tensor.view.numel() > 0);
     if (fits) candidates.push_back({&tensor, RowMajorBytes(tensor.view)});
   }
   return candidates;
@@ -186,7 +181,8 @@ std::vector<Candidate> CandidatesOf(const ModelRank& rank) {
 
 bool ShapeFits(const std::map<std::string, TensorView>& states, const TensorView& weight) {
   return std::all_of(states.begin(), states.end(), [&](const auto& state) {
-    // Moments keep the memory order of the parameter, so a transposed one is told from its namesakes in shape.
+    // Moments keep the memory order of the parameter, so a transposed one is told from its
+    // namesakes in shape.
     return state.second.shape == weight.shape &&
            state.second.IsContiguous() == weight.IsContiguous();
   });
@@ -206,13 +202,20 @@ SearchResult SearchOrder(const ModelRank& rank, const std::vector<Candidate>& ca
     const LocalGroup& group = rank.groups[i];
     result.failed_group = i;
     result.elements_fitted = 0;
-    const bool found = group.nameless.empty() && group.numel > 0
-                           ? FlatSearch(candidates, index, used).Run(FlatMasters(group), group.numel, group.end_padding_max,
-                                                                      result)
-                           : SearchShaped(group, candidates, used, result);
+    const bool bare = !group.nameless.empty() && !group.nameless.front().contains(kMasterState);
+    bool found = true;
+    if (bare) {
+      found = SearchBare(group, candidates, used, result);
+    } else if (!group.nameless.empty()) {
+      found = SearchShaped(group, candidates, used, result);
+    } else if (group.numel > 0) {
+      found = FlatSearch(candidates, index, used)
+                  .Run(FlatMasters(group), group.numel, group.end_padding_max, result);
+    } else {
+      result.order.emplace_back();
+    }
     if (!found) return result;
   }
-  FindAmbiguous(rank, candidates, used, result);
   result.found = true;
   return result;
 }

@@ -33,10 +33,13 @@ int64_t Box::numel() const {
 
 int32_t SplitDimension(Parallel parallel) {
   switch (parallel) {
-    case Parallel::kReplicated: return -1;
+    case Parallel::kReplicated:
+      return -1;
     case Parallel::kColumn:
-    case Parallel::kVocabulary: return 0;
-    case Parallel::kRow: return 1;
+    case Parallel::kVocabulary:
+      return 0;
+    case Parallel::kRow:
+      return 1;
   }
   return -1;
 }
@@ -55,14 +58,16 @@ Result<std::vector<int64_t>> FullShape(Parallel parallel, const std::vector<int6
   return full;
 }
 
-Result<std::vector<int64_t>> ShardShape(const ShardForm& form, int32_t tensor_parallel_size, const std::string& name) {
+Result<std::vector<int64_t>> ShardShape(const ShardForm& form, int32_t tensor_parallel_size,
+                                        const std::string& name) {
   const int32_t dimension = SplitDimension(form.parallel);
   std::vector<int64_t> shape = form.full_shape;
   if (dimension < 0 || tensor_parallel_size == 1) return shape;
   const auto index = static_cast<size_t>(dimension);
   const auto refuse = [&](int64_t rows) {
     return Error{ErrorCode::kUnreachableTarget,
-                 std::to_string(rows) + " on dimension " + std::to_string(dimension) + " of " + ShapeText(form.full_shape),
+                 std::to_string(rows) + " on dimension " + std::to_string(dimension) + " of " +
+                     ShapeText(form.full_shape),
                  "a multiple of tensor parallel size " + std::to_string(tensor_parallel_size), name,
                  "Choose a tensor parallel size that divides it."};
   };
@@ -77,7 +82,8 @@ Result<std::vector<int64_t>> ShardShape(const ShardForm& form, int32_t tensor_pa
   return shape;
 }
 
-std::vector<Slab> SlabsOfShard(const ShardForm& form, TensorRank tensor_rank, int32_t tensor_parallel_size) {
+std::vector<Slab> SlabsOfShard(const ShardForm& form, TensorRank tensor_rank,
+                               int32_t tensor_parallel_size) {
   const int32_t dimension = SplitDimension(form.parallel);
   const std::vector<int64_t> zeros(form.full_shape.size(), 0);
   if (dimension < 0 || tensor_parallel_size == 1) return {Slab{{zeros, form.full_shape}, zeros, 0}};
@@ -102,11 +108,13 @@ std::vector<Slab> SlabsOfShard(const ShardForm& form, TensorRank tensor_rank, in
     full_start += rows;
     local_start += share;
   }
-  CHECK(full_start == form.full_shape[index], << "parts=" << full_start << " rows=" << form.full_shape[index]);
+  CHECK(full_start == form.full_shape[index],
+        << "parts=" << full_start << " rows=" << form.full_shape[index]);
   return slabs;
 }
 
-void AppendPieces(const std::vector<Slab>& slabs, const StoredInterval& interval, std::vector<Piece>& pieces) {
+void AppendPieces(const std::vector<Slab>& slabs, const StoredInterval& interval,
+                  std::vector<Piece>& pieces) {
   for (const Slab& slab : slabs) {
     const int64_t slab_end = slab.flat_begin + slab.box.numel();
     const int64_t begin = std::max(interval.begin, slab.flat_begin);
@@ -122,14 +130,21 @@ void AppendPieces(const std::vector<Slab>& slabs, const StoredInterval& interval
   }
 }
 
-void AppendStridedPieces(const std::vector<Slab>& slabs, const StridedShard& shard, std::vector<Piece>& pieces) {
+void AppendStridedPieces(const std::vector<Slab>& slabs, const StridedShard& shard,
+                         std::vector<Piece>& pieces) {
   for (const Slab& slab : slabs) {
     const int64_t numel = slab.box.numel();
     if (numel == 0) continue;
     int64_t offset = shard.offset;
-    for (size_t i = 0; i < slab.local_start.size(); ++i) offset += slab.local_start[i] * shard.strides[i];
-    pieces.push_back({.box = slab.box, .begin = 0, .end = numel, .storage = shard.storage, .offset = offset,
-                      .strides = shard.strides, .holder = shard.holder});
+    for (size_t i = 0; i < slab.local_start.size(); ++i)
+      offset += slab.local_start[i] * shard.strides[i];
+    pieces.push_back({.box = slab.box,
+                      .begin = 0,
+                      .end = numel,
+                      .storage = shard.storage,
+                      .offset = offset,
+                      .strides = shard.strides,
+                      .holder = shard.holder});
   }
 }
 

@@ -1,11 +1,11 @@
-#include "reshape/stage_cuts.h"
-
+// Stages of a pipeline whose files do not name the parameters of a stage: by the element counts of
+// the optimizers, which the content then proves, and by the framework's rule where several fit.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "checkpoint/tree.h"
+#include "reshape/layer_partition.h"
 #include "reshape/module_names.h"
 #include "reshape/source.h"
 
@@ -19,12 +19,15 @@ constexpr size_t kGuessesMax = 64;
 constexpr int64_t kGuessStepsMax = 1'000'000;
 
 // Trainable elements of each layer file of tensor rank 0.
-struct LayerSize { int64_t layer = 0, numel = 0; };
+struct LayerSize {
+  int64_t layer = 0, numel = 0;
+};
 
 std::vector<LayerSize> LayerSizes(const Source& source) {
   std::set<std::string> buffers;
   for (const ModelRank& rank : source.ranks) {
-    if (const auto* items = checkpoint::SequenceItems(checkpoint::Get(source.ModelRoot(rank), "buffer_names"))) {
+    if (const auto* items =
+            checkpoint::SequenceItems(checkpoint::Get(source.ModelRoot(rank), "buffer_names"))) {
       for (const auto& item : *items) {
         if (auto name = checkpoint::AsString(item)) buffers.insert(std::move(*name));
       }
@@ -45,7 +48,8 @@ std::vector<LayerSize> LayerSizes(const Source& source) {
   return sizes;
 }
 
-// Elements in the optimizer of each stage's tensor rank 0; -1 where the sizes are not known (a bare optimizer without state).
+// Elements in the optimizer of each stage's tensor rank 0; -1 where the sizes are not known (a bare
+// optimizer without state).
 std::vector<int64_t> StageSizes(const Source& source) {
   std::vector<int64_t> sizes;
   for (const ModelRank& rank : source.ranks) {
@@ -54,7 +58,9 @@ std::vector<int64_t> StageSizes(const Source& source) {
     for (const LocalGroup& group : rank.groups) {
       if (group.nameless.empty()) numel += group.numel;
       for (const auto& states : group.nameless) {
-        if (states.empty()) return std::vector<int64_t>(static_cast<size_t>(source.inventory.topology.pipeline_parallel_size), -1);
+        if (states.empty())
+          return std::vector<int64_t>(
+              static_cast<size_t>(source.inventory.topology.pipeline_parallel_size), -1);
         numel += states.begin()->second.numel();
       }
     }
@@ -63,16 +69,26 @@ std::vector<int64_t> StageSizes(const Source& source) {
   return sizes;
 }
 
-// Depth-first over stages: each takes the next layers, and may hold one earlier layer as a tied copy.
+// Depth-first over stages: each takes the next layers, and may hold one earlier layer as a tied
+// copy.
 class CutSearch {
  public:
-  CutSearch(const std::vector<LayerSize>& layers, const std::vector<int64_t>& stages) : layers_(layers), stages_(stages) {}
+  CutSearch(const std::vector<LayerSize>& layers, const std::vector<int64_t>& stages)
+      : layers_(layers), stages_(stages) {}
 
-  // Ends of the stages as indices into the layers, and the layer index that each stage holds as a copy (-1: none).
-  struct Guess { std::vector<size_t> ends; std::vector<int64_t> copies; };
+  // Ends of the stages as indices into the layers, and the layer index that each stage holds as a
+  // copy (-1: none).
+  struct Guess {
+    std::vector<size_t> ends;
+    std::vector<int64_t> copies;
+  };
 
   std::vector<Guess> Run() {
-    struct Level { size_t begin; std::vector<std::pair<size_t, int64_t>> options; size_t next; };
+    struct Level {
+      size_t begin;
+      std::vector<std::pair<size_t, int64_t>> options;
+      size_t next;
+    };
     std::vector<Guess> guesses;
     std::vector<Level> levels{{0, Options(0, 0), 0}};
     int64_t steps = 0;
@@ -128,20 +144,22 @@ std::string TiedKeyName(const Source& source) {
   return "embed";
 }
 
-StageCuts ToStageCuts(const CutSearch::Guess& guess, const std::vector<LayerSize>& layers, const Source& source) {
+StageCuts ToStageCuts(const CutSearch::Guess& guess, const std::vector<LayerSize>& layers,
+                      const Source& source) {
   StageCuts result;
   result.cuts.push_back(0);
   for (const size_t end : guess.ends) {
     result.cuts.push_back(end < layers.size() ? layers[end].layer : layers.back().layer + 1);
   }
-  std::map<int64_t, TiedKey> tied;     // by index of the layer
+  std::map<int64_t, TiedKey> tied;  // by index of the layer
   for (size_t stage = 0; stage < guess.copies.size(); ++stage) {
     const int64_t copy = guess.copies[stage];
     if (copy < 0) continue;
     TiedKey& key = tied[copy];
     if (key.layers.empty()) {
       key.layers = {layers[static_cast<size_t>(copy)].layer};
-      const auto owner = std::upper_bound(guess.ends.begin(), guess.ends.end(), static_cast<size_t>(copy));
+      const auto owner =
+          std::upper_bound(guess.ends.begin(), guess.ends.end(), static_cast<size_t>(copy));
       key.stages = {static_cast<int32_t>(owner - guess.ends.begin())};
     }
     key.stages.push_back(static_cast<int32_t>(stage));
@@ -149,32 +167,38 @@ StageCuts ToStageCuts(const CutSearch::Guess& guess, const std::vector<LayerSize
   // A model that the rules call tied uses the tied names on a single stage, too.
   const auto& numbering = source.inventory.rules.numbering;
   if (numbering && source.builtin_rules && source.tied_embedding && tied.empty()) {
-    const auto owner = std::upper_bound(result.cuts.begin(), result.cuts.end(), numbering->embedding) - result.cuts.begin() - 1;
+    const auto owner =
+        std::upper_bound(result.cuts.begin(), result.cuts.end(), numbering->embedding) -
+        result.cuts.begin() - 1;
     tied[0] = TiedKey{{numbering->embedding}, {static_cast<int32_t>(owner)}};
   }
   bool first = true;
   for (auto& [copy, key] : tied) {
-    const std::string name = first ? TiedKeyName(source) : fmt::format("tied_{}", key.layers.front());
+    const std::string name =
+        first ? TiedKeyName(source) : fmt::format("tied_{}", key.layers.front());
     result.tied.emplace(name, std::move(key));
     first = false;
   }
   return result;
 }
 
-// The partition that the framework makes of a transformer (`type:transformer`), as layer numbers.
-std::vector<int64_t> RuleCuts(const Source& source) {
+// The cuts that the rules declare, else the partition that the framework makes of a transformer;
+// empty where neither is known.
+std::vector<int64_t> ExpectedCuts(const Source& source) {
   const Inventory& inventory = source.inventory;
-  const auto& numbering = inventory.rules.numbering;
-  if (!numbering || inventory.transformer_layers == 0) return {};
-  // Behind the head there is one more entry without weights.
-  const int64_t entries = numbering->first_layer + inventory.transformer_layers + numbering->head_after + 2;
-  std::vector<int64_t> weights(static_cast<size_t>(entries), 0);
-  std::fill_n(weights.begin() + numbering->first_layer, inventory.transformer_layers, 1);
-  return BalancedCuts(weights, inventory.topology.pipeline_parallel_size);
+  const int32_t stages = inventory.topology.pipeline_parallel_size;
+  if (static_cast<int64_t>(inventory.rules.cuts.size()) == stages + 1) return inventory.rules.cuts;
+  if (!inventory.rules.numbering || inventory.transformer_layers == 0) return {};
+  const auto method = checkpoint::AsString(checkpoint::GetPath(
+      inventory.model_files.front().torch.root, {"args", "pp_partition_method"}));
+  TransformerLayers layers{*inventory.rules.numbering, inventory.transformer_layers};
+  layers.count_embeddings = method && method->find("embedding") != std::string::npos;
+  return TransformerCuts(layers, stages);
 }
 
 // The layers, as a set of first numbers of stages, are those of the rule.
-bool FollowsRule(const StageCuts& cuts, const std::vector<int64_t>& rule, const std::vector<LayerSize>& layers) {
+bool FollowsRule(const StageCuts& cuts, const std::vector<int64_t>& rule,
+                 const std::vector<LayerSize>& layers) {
   if (rule.size() != cuts.cuts.size()) return false;
   return std::all_of(layers.begin(), layers.end(), [&](const LayerSize& layer) {
     const auto stage_of = [&](const std::vector<int64_t>& bounds) {
@@ -184,35 +208,29 @@ bool FollowsRule(const StageCuts& cuts, const std::vector<int64_t>& rule, const 
   });
 }
 
-}  // namespace
-
-std::vector<int64_t> BalancedCuts(const std::vector<int64_t>& weights, int32_t stages) {
-  CHECK(stages >= 1, << "stages=" << stages);
-  const size_t count = weights.size(), parts = static_cast<size_t>(stages);
-  constexpr int64_t kInfinite = std::numeric_limits<int64_t>::max();
-  struct Best { int64_t largest = kInfinite, smallest = kInfinite, cost = kInfinite; size_t cut = 0; };
-  std::vector<int64_t> prefix(count + 1, 0);
-  for (size_t i = 0; i < count; ++i) prefix[i + 1] = prefix[i] + weights[i];
-  std::vector<std::vector<Best>> best(count + 1, std::vector<Best>(parts + 1));
-  best[0][0] = {0, kInfinite, 0, 0};
-  for (size_t i = 1; i <= count; ++i) {
-    for (size_t j = 1; j <= std::min(i, parts); ++j) {
-      for (size_t k = j - 1; k < i; ++k) {
-        if (best[k][j - 1].largest == kInfinite) continue;
-        const int64_t part = prefix[i] - prefix[k];
-        const int64_t largest = std::max(best[k][j - 1].largest, part), smallest = std::min(best[k][j - 1].smallest, part);
-        if (largest - smallest <= best[i][j].cost) best[i][j] = {largest, smallest, largest - smallest, k};
-      }
+// The expected cuts as a guess of their own, where the sizes tell nothing: frozen layers, or no
+// optimizer at all.
+CutSearch::Guess GuessFromCuts(const std::vector<int64_t>& cuts,
+                               const std::vector<LayerSize>& layers, const Source& source) {
+  CutSearch::Guess guess;
+  for (size_t stage = 1; stage < cuts.size(); ++stage) {
+    const auto end = std::lower_bound(
+        layers.begin(), layers.end(), cuts[stage],
+        [](const LayerSize& layer, int64_t number) { return layer.layer < number; });
+    guess.ends.push_back(stage + 1 == cuts.size() ? layers.size()
+                                                  : static_cast<size_t>(end - layers.begin()));
+    guess.copies.push_back(-1);
+  }
+  const auto& numbering = source.inventory.rules.numbering;
+  if (numbering && source.builtin_rules && source.tied_embedding && guess.ends.size() > 1) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (layers[i].layer == numbering->embedding) guess.copies.back() = static_cast<int64_t>(i);
     }
   }
-  std::vector<int64_t> cuts(parts + 1, 0);
-  size_t at = count;
-  for (size_t j = parts; j > 0; --j) {
-    cuts[j] = static_cast<int64_t>(at);
-    at = best[at][j].cut;
-  }
-  return cuts;
+  return guess;
 }
+
+}  // namespace
 
 Result<std::vector<StageCuts>> FindStageCuts(const Source& source) {
   const std::vector<LayerSize> layers = LayerSizes(source);
@@ -221,16 +239,24 @@ Result<std::vector<StageCuts>> FindStageCuts(const Source& source) {
   for (const CutSearch::Guess& guess : CutSearch(layers, stages).Run()) {
     guesses.push_back(ToStageCuts(guess, layers, source));
   }
+  std::vector<int64_t> expected = ExpectedCuts(source);
+  if (source.inventory.topology.pipeline_parallel_size == 1 && expected.empty())
+    expected = {0, layers.back().layer + 1};
+  if (guesses.empty() && !expected.empty()) {
+    guesses.push_back(ToStageCuts(GuessFromCuts(expected, layers, source), layers, source));
+  }
   if (guesses.empty()) {
     std::vector<std::string> sizes;
     for (const int64_t numel : stages) sizes.push_back(std::to_string(numel));
-    return MakeError(ErrorCode::kUnprovedOrder, fmt::format("stages whose optimizers hold {} elements", JoinNames(sizes, 16)),
+    return MakeError(ErrorCode::kUnprovedOrder,
+                     fmt::format("stages whose optimizers hold {} elements", JoinNames(sizes, 16)),
                      fmt::format("stages of whole layers out of {} layer files", layers.size()),
                      source.inventory.folder.step_folder.string(),
-                     "Layer files and model files do not belong together, or some parameters are frozen; declare the cuts in a rules file.");
+                     "Layer files and model files do not belong together, or some parameters are "
+                     "frozen; declare the cuts of this checkpoint in a rules file.");
   }
-  const std::vector<int64_t> rule = RuleCuts(source);
-  std::stable_partition(guesses.begin(), guesses.end(), [&](const StageCuts& cuts) { return FollowsRule(cuts, rule, layers); });
+  std::stable_partition(guesses.begin(), guesses.end(),
+                        [&](const StageCuts& cuts) { return FollowsRule(cuts, expected, layers); });
   return guesses;
 }
 
