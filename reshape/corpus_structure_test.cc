@@ -62,7 +62,7 @@ class Outline {
   static bool Skipped(const std::string& key) {
     static const std::set<std::string> kSkipped = {
         "rng_state", "random_rng_state", "np_rng_state", "torch_rng_state", "cuda_rng_state", "rng_tracker_states",
-        "save", "attn_mask", "allow_transformer_engine", "np_rng", "client_tensor"};
+        "global_samples", "save", "attn_mask", "allow_transformer_engine", "np_rng", "client_tensor"};
     return kSkipped.contains(key);
   }
 };

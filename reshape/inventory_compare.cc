@@ -87,7 +87,8 @@ class Comparer {
       Differ(from, "another step");
     }
     CompareGroups(from, to);
-    if (options_.weights) CompareWeight(from, to);
+    const bool bits = from.role != Role::kFrozen || options_.frozen_bits;
+    if (options_.weights && bits) CompareWeight(from, to);
     CompareMasters(from, to);
     for (const auto& [name, pieces] : from.states) {
       if (name == "weight" || name == "fp32_master") continue;
@@ -129,7 +130,10 @@ class Comparer {
 
   void CompareWeight(const LogicalTensor& from, const LogicalTensor& to) {
     const auto a = from.states.find("weight"), b = to.states.find("weight");
-    if (b == to.states.end()) return Differ(from, "no weight in the target");
+    if (b == to.states.end()) {
+      if (target_.wrapper != Wrapper::kUniversal) Differ(from, "no weight in the target");
+      return;
+    }
     const StatePieces* exact = MasterOf(from);
     if (exact == nullptr) exact = &a->second;
     const DType dtype = b->second.dtype;
@@ -148,7 +152,11 @@ class Comparer {
 
   // Rows beyond the shorter side must be zero where the target has them.
   void CompareBytes(const LogicalTensor& tensor, const std::string& state, const std::string& from, const std::string& to) {
-    const size_t common = std::min(from.size(), to.size());
+    size_t common = std::min(from.size(), to.size());
+    if (tensor.parallel == checkpoint::Parallel::kVocabulary && options_.vocabulary_rows_between > 0) {
+      const size_t row_bytes = from.size() / static_cast<size_t>(tensor.shape[0]);
+      common = std::min(common, row_bytes * static_cast<size_t>(options_.vocabulary_rows_between));
+    }
     if (from.size() != to.size() && tensor.parallel != checkpoint::Parallel::kVocabulary) return Differ(tensor, state + " of another size");
     if (common == 0 && Product(tensor.shape) > 0) return Differ(tensor, state + " is not covered exactly once");
     if (std::memcmp(from.data(), to.data(), common) != 0) Differ(tensor, state + " has other bytes");

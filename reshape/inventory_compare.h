@@ -20,6 +20,8 @@ struct Comparison {
 struct CompareOptions {
   bool weights = true;                      // universal folders hold none
   bool frozen = true;
+  bool frozen_bits = true;                  // false: they went through another type
+  int64_t vocabulary_rows_between = 0;      // rows that a checkpoint between the two had; 0: none between
   float moment_factor = 1;                  // of exp_avg; its square for exp_avg_sq
 };
 

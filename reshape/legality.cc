@@ -62,6 +62,17 @@ Status CheckNamed(const Inventory& source) {
   return checkpoint::Done{};
 }
 
+// With one stage nothing in the files says which later layer uses a tied module again.
+Status CheckTiedUses(const Inventory& source, const ResolvedTarget& target) {
+  if (target.layout != NameLayout::kPipeline || target.topology.pipeline_parallel_size == 1) return checkpoint::Done{};
+  for (const LogicalTensor& tensor : source.tensors) {
+    if (!tensor.name.starts_with("tied_modules.") || tensor.layers.size() > 1) continue;
+    return Error{ErrorCode::kUndeclared, "no layer that uses " + tensor.name + " a second time", "the layers of a tied module",
+                 tensor.name, "Declare them under \"tied\" in --rules, or keep --pp 1."};
+  }
+  return checkpoint::Done{};
+}
+
 bool HasLayerCounts(const Inventory& source) { return source.megatron && source.transformer_layers > 0; }
 
 }  // namespace
@@ -90,7 +101,7 @@ Status CheckPipeline(const Inventory& source, const ResolvedTarget& target) {
     return Unreachable(fmt::format("{} pipeline stages", stages),
                        fmt::format("at most {}, one transformer layer each", source.transformer_layers), "Choose a smaller --pp.");
   }
-  if (!CrossesLayouts(source, target)) return checkpoint::Done{};
+  if (!CrossesLayouts(source, target)) return CheckTiedUses(source, target);
   if (source.rules.names.empty() || !HasLayerCounts(source)) {
     return Unreachable("a model whose names in the other layout no rule gives", "a Megatron model, or the layout it has",
                        "Leave --layout out.");

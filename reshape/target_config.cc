@@ -53,8 +53,8 @@ Value WithTypeSection(const TargetBuilder& builder, const Value& config) {
   return MakeDict(std::move(entries));
 }
 
-// BF16_Optimizer at stage 1 is what the framework chooses for fp32 accumulation; other wrappers of bf16 at stages 0 and 1 need it gone,
-// and stage 0 accepts no type but the model's.
+// BF16_Optimizer at stage 1 is what the framework chooses for fp32 accumulation: the entry comes and goes with it. Other wrappers of bf16
+// at stage 1 need it gone, and stage 0 accepts no type but the model's.
 Value WithAccumulationType(const TargetBuilder& builder, Value config) {
   const Value types = Get(config, "data_types");
   const bool wants = builder.choice.wrapper == Wrapper::kBf16 && builder.choice.topology.zero_stage == 1;
@@ -62,7 +62,7 @@ Value WithAccumulationType(const TargetBuilder& builder, Value config) {
     const Value base = checkpoint::MappingItems(types) != nullptr ? types : MakeDict({});
     return WithEntry(config, "data_types", WithEntry(base, "grad_accum_dtype", MakeString("fp32")));
   }
-  const bool refuses = builder.choice.topology.zero_stage == 0 ||
+  const bool refuses = builder.source.wrapper == Wrapper::kBf16 || builder.choice.topology.zero_stage == 0 ||
                        (builder.choice.topology.zero_stage == 1 && builder.choice.dtype == DType::kBFloat16);
   if (!refuses || !Has(types, "grad_accum_dtype")) return config;
   const Value rest = WithoutEntry(types, "grad_accum_dtype");

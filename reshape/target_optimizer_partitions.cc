@@ -144,7 +144,8 @@ Result<Value> PartitionedOptimizer(TargetBuilder& builder, const RankLayout& ran
   const size_t source_rank = builder.SourceRank(rank);
   const bool same = builder.source.wrapper == builder.choice.wrapper && builder.source.weight_dtype == builder.choice.dtype &&
                     builder.source.elastic == builder.choice.elastic;
-  if (same) return Carry(builder, SourceOptimizerDict(builder.source, source_rank), parts);
+  const Value from = SourceOptimizerDict(builder.source, source_rank);
+  if (same && checkpoint::MappingItems(from) != nullptr) return Carry(builder, from, parts);
   if (builder.choice.wrapper == Wrapper::kBf16) return ComposeBf16(builder, source_rank, parts);
   return ComposeZero(builder, source_rank, parts);
 }
