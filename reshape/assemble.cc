@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "checkpoint/tree.h"
 #include "reshape/group_table.h"
@@ -128,7 +129,9 @@ class Assembler {
     const LocalGroup& group = rank.groups[position->second.group];
     const Member& member = group.members[position->second.member];
     tensor.group = groups_.global[index][position->second.group];
-    const bool by_parameter = !member.own.empty() || !source_.full_tensors.empty();
+    const bool by_parameter = inventory_.wrapper == Wrapper::kFp32 ||
+                              inventory_.wrapper == Wrapper::kUnfused ||
+                              inventory_.wrapper == Wrapper::kUniversal;
     if (by_parameter) {
       tensor.step = member.step;
     } else if (group.step_in_state) {
@@ -165,24 +168,45 @@ class Assembler {
     return checkpoint::Done{};
   }
 
-  // A copy on a later stage that is not trained: known by rule, or shown by content.
+  // A copy on a later stage that is not trained (a known property of the framework's tied modules):
+  // its states are kept apart.
   Status AddStaleCopy(LogicalTensor& tensor) {
     if (tensor.stages.size() < 2 || tensor.group < 0) return checkpoint::Done{};
     const checkpoint::TiedRule* rule =
         checkpoint::FirstTiedRule(inventory_.rules, tensor.canonical);
     const bool proved = source_.stale_names.contains(tensor.name);
-    if (!proved && (rule == nullptr || !rule->stale_copy)) return checkpoint::Done{};
-    CK_DO(AppendStates(source_, {static_cast<int32_t>(tensor.stages.back()), false}, tensor,
-                       tensor.stale_states));
-    if (!proved) {
-      source_.Notify("stale-tied-copy",
-                     fmt::format("unproved, stale tied copy: the framework does not train {} on "
-                                 "its last stage; its states there are "
-                                 "carried as they are.",
-                                 tensor.name),
-                     {tensor.name});
-    }
+    std::map<std::string, StatePieces> copy;
+    CK_DO(AppendStates(source_, {static_cast<int32_t>(tensor.stages.back()), false}, tensor, copy));
+    const auto first = tensor.states.find(kMasterState), second = copy.find(kMasterState);
+    const bool compared = first != tensor.states.end() && second != copy.end();
+    const bool differs = compared && !SameStart(first->second, second->second);
+    // Bare optimizers have no masters to compare: there the rule alone knows.
+    if (!proved && !differs && (compared || rule == nullptr || !rule->stale_copy))
+      return checkpoint::Done{};
+    tensor.stale_states = std::move(copy);
+    if (proved) return checkpoint::Done{};
+    source_.Notify("stale-tied-copy",
+                   "unproved, stale tied copy: the last stage's copy differs from the first "
+                   "stage's tensor; its states are carried as they are.",
+                   {tensor.name});
     return checkpoint::Done{};
+  }
+
+  // The leading elements of two holders' masters are equal: enough to tell a trained copy from one
+  // that never was.
+  static bool SameStart(const StatePieces& a, const StatePieces& b) {
+    if (a.pieces.empty() || b.pieces.empty() || a.dtype != b.dtype)
+      return a.pieces.empty() == b.pieces.empty();
+    constexpr int64_t kElementsMax = 4096;
+    const Piece &first = a.pieces.front(), &second = b.pieces.front();
+    if (first.begin != second.begin || !first.strides.empty() || !second.strides.empty())
+      return true;
+    const int64_t numel =
+        std::min({kElementsMax, first.end - first.begin, second.end - second.begin});
+    const int64_t width = checkpoint::ElementBytes(a.dtype);
+    return std::memcmp(checkpoint::StorageBytes(*first.storage).data() + first.offset * width,
+                       checkpoint::StorageBytes(*second.storage).data() + second.offset * width,
+                       static_cast<size_t>(numel * width)) == 0;
   }
 
   void SetAliases() {

@@ -98,6 +98,41 @@ const std::byte* ElementAt(const checkpoint::Storage& storage, int64_t index) {
   return checkpoint::StorageBytes(storage).data() + index * checkpoint::ElementBytes(storage.dtype);
 }
 
+// One of two sides that are compared; `file` is null for a copy in memory.
+struct Side {
+  DType dtype;
+  const std::byte* data;
+  const checkpoint::MappedFile* file;
+
+  Side Skip(int64_t numel) const {
+    return {dtype, data + numel * checkpoint::ElementBytes(dtype), file};
+  }
+  // What was compared is not needed again soon: resident memory stays bounded however large the
+  // checkpoint is.
+  void Release(int64_t numel) const {
+    constexpr int64_t kWorthwhileBytes = 64 << 10;
+    const int64_t bytes = numel * checkpoint::ElementBytes(dtype);
+    if (file != nullptr && bytes >= kWorthwhileBytes)
+      file->Release(data - file->bytes().data(), bytes);
+  }
+};
+
+int64_t MatchInWindows(Side master, Side weight, int64_t numel) {
+  constexpr int64_t kWindow = 2 << 20;
+  int64_t done = 0;
+  while (done < numel) {
+    const int64_t count = std::min(kWindow, numel - done);
+    const int64_t matching = Match(master.dtype, master.data, weight.dtype, weight.data, count);
+    master.Release(count);
+    weight.Release(count);
+    done += matching;
+    if (matching < count) break;
+    master = master.Skip(count);
+    weight = weight.Skip(count);
+  }
+  return done;
+}
+
 }  // namespace
 
 bool CanCompare(DType master, DType weight) {
@@ -112,6 +147,7 @@ RowMajorBytes::RowMajorBytes(const TensorView& view)
     data_ = ElementAt(*view.storage, view.offset);
     return;
   }
+  file_ = nullptr;
   copy_.resize(static_cast<size_t>(numel_ * width));
   std::vector<int64_t> index(view.shape.size(), 0);
   for (int64_t i = 0; i < numel_; ++i) {
@@ -144,9 +180,10 @@ int64_t FlatMasters::MatchingPrefix(int64_t begin, const RowMajorBytes& weight) 
     const int64_t at = begin + done;
     if (segment->begin > at) return done;
     const int64_t count = std::min(segment->end - at, weight.numel() - done);
-    const std::byte* master = ElementAt(*segment->storage, segment->offset + (at - segment->begin));
-    const int64_t matching =
-        Match(dtype_, master, weight.dtype(), weight.data() + done * width, count);
+    const Side master{dtype_, ElementAt(*segment->storage, segment->offset + (at - segment->begin)),
+                      segment->storage->file.get()};
+    const Side rest{weight.dtype(), weight.data() + done * width, weight.file()};
+    const int64_t matching = MatchInWindows(master, rest, count);
     done += matching;
     if (matching < count) return done;
   }
@@ -176,8 +213,9 @@ std::vector<uint32_t> LeadingBits(const RowMajorBytes& weight, int64_t count) {
 
 int64_t MatchingElements(const RowMajorBytes& master, const RowMajorBytes& weight) {
   if (!CanCompare(master.dtype(), weight.dtype())) return 0;
-  return Match(master.dtype(), master.data(), weight.dtype(), weight.data(),
-               std::min(master.numel(), weight.numel()));
+  return MatchInWindows({master.dtype(), master.data(), master.file()},
+                        {weight.dtype(), weight.data(), weight.file()},
+                        std::min(master.numel(), weight.numel()));
 }
 
 }  // namespace reshape

@@ -20,6 +20,8 @@ class RowMajorBytes {
   const std::byte* data() const { return data_; }
   checkpoint::DType dtype() const { return dtype_; }
   int64_t numel() const { return numel_; }
+  // Null for a copy.
+  const checkpoint::MappedFile* file() const { return file_.get(); }
 
  private:
   std::shared_ptr<const checkpoint::MappedFile> file_;  // keeps data_ mapped

@@ -2,6 +2,8 @@
 // texts of messages.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "checkpoint/tree.h"
 #include "reshape/source.h"
 
@@ -33,7 +35,18 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 }
 
 void Source::Notify(std::string kind, std::string text, std::vector<std::string> names) {
-  inventory.notices.push_back({std::move(kind), std::move(text), std::move(names)});
+  auto& all = inventory.notices;
+  const auto same = std::find_if(all.begin(), all.end(), [&](const Notice& other) {
+    return other.kind == kind && other.text == text;
+  });
+  if (same == all.end()) {
+    all.push_back({std::move(kind), std::move(text), std::move(names)});
+    return;
+  }
+  for (std::string& name : names) {
+    if (std::find(same->names.begin(), same->names.end(), name) == same->names.end())
+      same->names.push_back(std::move(name));
+  }
 }
 
 size_t Source::RankIndex(int32_t stage, int32_t tensor_rank) const {

@@ -75,8 +75,8 @@ void NoticeDisagreement(const KindQuery& query, const ParallelKind& used, const 
                         Source& source) {
   if (used.parallel == other.parallel) return;
   source.Notify("rules-disagree",
-                fmt::format("{}: {} by the rules in force, {} by the rules that come after them",
-                            query.name, checkpoint::ParallelName(used.parallel),
+                fmt::format("{} by the rules in force, {} by the rules that come after them",
+                            checkpoint::ParallelName(used.parallel),
                             checkpoint::ParallelName(other.parallel)),
                 {query.name});
 }

@@ -176,24 +176,6 @@ RankOutcome NameRank(const Source& source, ModelRank& rank) {
   return outcome;
 }
 
-// One notice for all ranks that say the same.
-void Merge(std::vector<Notice> notices, Source& source) {
-  auto& all = source.inventory.notices;
-  for (Notice& notice : notices) {
-    const auto same = std::find_if(all.begin(), all.end(), [&](const Notice& other) {
-      return other.kind == notice.kind && other.text == notice.text;
-    });
-    if (same == all.end()) {
-      all.push_back(std::move(notice));
-      continue;
-    }
-    for (std::string& name : notice.names) {
-      if (std::find(same->names.begin(), same->names.end(), name) == same->names.end())
-        same->names.push_back(std::move(name));
-    }
-  }
-}
-
 // Calls `work` with every index below `count`, on as many threads as there are cores.
 void ForEachInParallel(size_t count, const std::function<void(size_t)>& work) {
   std::atomic<size_t> next{0};
@@ -221,7 +203,9 @@ Status NameGroups(Source& source) {
   for (RankOutcome& outcome : outcomes) {
     if (outcome.error) return std::move(*outcome.error);
     source.stale_names.insert(outcome.stale.begin(), outcome.stale.end());
-    Merge(std::move(outcome.notices), source);
+    for (Notice& notice : outcome.notices) {
+      source.Notify(std::move(notice.kind), std::move(notice.text), std::move(notice.names));
+    }
   }
   return checkpoint::Done{};
 }

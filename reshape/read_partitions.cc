@@ -245,12 +245,11 @@ void NoticePaddings(const RankFiles& files, const PartitionForm& form, size_t gr
     const int64_t expected =
         last_only ? (rank == ranks - 1 ? total : 0) : form.partition_numel - RealNumel(form, rank);
     if ((*recorded)[group] == expected) continue;
-    source.Notify(
-        "false-group-paddings",
-        fmt::format("{} records {} elements of padding for group {}; its partition has {}. The "
-                    "record is not used.",
-                    files.names[static_cast<size_t>(rank)], (*recorded)[group], group, expected),
-        {files.names[static_cast<size_t>(rank)]});
+    source.Notify("false-group-paddings",
+                  fmt::format("group_paddings of group {} do not say how much padding the "
+                              "partitions have; the records are not used.",
+                              group),
+                  {files.names[static_cast<size_t>(rank)]});
     return;
   }
 }

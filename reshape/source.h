@@ -134,6 +134,7 @@ struct Source {
   bool named = false;                   // the files name the members of every group
   std::map<std::string, TiedKey> tied;  // pipeline layout: by key of the TiedLayerSpec ("embed")
 
+  // One notice for all that is said in the same words: the names are joined.
   void Notify(std::string kind, std::string text, std::vector<std::string> names = {});
   const checkpoint::Value& ModelRoot(const ModelRank& rank) const;
   std::string ModelFileName(const ModelRank& rank) const;
