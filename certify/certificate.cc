@@ -1,6 +1,5 @@
 // The certificate: judgement, both sides, and a digest of every file; and its verification. Schema:
 // docs/certificate.schema.json.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
@@ -10,6 +9,7 @@
 
 #include "certify/certify.h"
 #include "certify/file_scan.h"
+#include "certify/format.h"
 #include "certify/hash.h"
 #include "certify/json_text.h"
 #include "certify/report.h"
@@ -68,7 +68,7 @@ std::string OwnDigest(ordered_json certificate) {
 }
 
 Error NoCertificate(const std::string& found) {
-  return Error{ErrorCode::kUsage, found, fmt::format("a {} of version {}", kFormat, kFormatVersion),
+  return Error{ErrorCode::kUsage, found, Format("a {} of version {}", kFormat, kFormatVersion),
                "the certificate", "Give a file that `certify --certificate` wrote."};
 }
 
@@ -85,14 +85,14 @@ Result<std::map<std::string, FileDigest>> FilesOf(const ordered_json& certificat
   std::map<std::string, FileDigest> files;
   if (!certificate.contains(side) || !certificate[side].is_object() ||
       !certificate[side].contains("files") || !certificate[side]["files"].is_array())
-    return NoCertificate(fmt::format("no list of files of the {}", side));
+    return NoCertificate(Format("no list of files of the {}", side));
   for (const ordered_json& entry : certificate[side]["files"]) {
     const auto text = [&](const char* key) {
       return entry.is_object() && entry.contains(key) && entry[key].is_string();
     };
     if (!text("name") || !text("xxh3_128") || !entry.contains("bytes") ||
         !entry["bytes"].is_number_integer())
-      return NoCertificate(fmt::format("a malformed file entry of the {}", side));
+      return NoCertificate(Format("a malformed file entry of the {}", side));
     FileDigest file{entry["name"].get<std::string>(), entry["bytes"].get<int64_t>(),
                     entry["xxh3_128"].get<std::string>()};
     files.emplace(file.name, file);
@@ -129,21 +129,20 @@ checkpoint::Status VerifySide(const ordered_json& certificate, const char* side,
     report.Compared(1);
     const auto found = present.find(name);
     if (found == present.end()) {
-      AddFault(report, "vanished", name,
-               fmt::format("{} of the {} is not there any more", name, side));
+      AddFault(report, "vanished", name, Format("{} of the {} is not there any more", name, side));
     } else if (found->second.bytes != file.bytes) {
       AddFault(report, "changed", name,
-               fmt::format("{} of the {} has {} bytes, {} were certified", name, side,
-                           found->second.bytes, file.bytes));
+               Format("{} of the {} has {} bytes, {} were certified", name, side,
+                      found->second.bytes, file.bytes));
     } else if (found->second.xxh3_128 != file.xxh3_128) {
       AddFault(report, "changed", name,
-               fmt::format("{} of the {} has another content than was certified", name, side));
+               Format("{} of the {} has another content than was certified", name, side));
     }
   }
   for (const auto& [name, file] : present)
     if (certified.count(name) == 0)
       AddFault(report, "appeared", name,
-               fmt::format("{} of the {} was not there when it was certified", name, side));
+               Format("{} of the {} was not there when it was certified", name, side));
   return checkpoint::Done{};
 }
 
@@ -178,8 +177,7 @@ Result<Judgement> VerifyCertificate(const ordered_json& certificate, const fs::p
   const std::string verdict = TextAt(certificate, "verdict");
   if (verdict == "undecided") report.Incomplete("the certificate's own verdict is undecided");
   if (verdict != "certified" && verdict != "undecided")
-    AddFault(report, "not-certified", "",
-             fmt::format("the certificate's own verdict is '{}'", verdict));
+    AddFault(report, "not-certified", "", Format("the certificate's own verdict is '{}'", verdict));
   CK_DO(VerifySide(certificate, "source", source, report));
   CK_DO(VerifySide(certificate, "target", target, report));
   Judgement judgement;

@@ -1,10 +1,10 @@
 // The certificate as one page without scripts, fonts or any other resource.
-#include <fmt/format.h>
 
 #include <string>
 #include <string_view>
 
 #include "certify/certify.h"
+#include "certify/format.h"
 #include "certify/xml_text.h"
 
 namespace certify {
@@ -65,21 +65,20 @@ std::string TopologyText(const ordered_json& side) {
   const ordered_json& checkpoint = Object(side, "checkpoint");
   if (checkpoint.empty()) return "not readable";
   const ordered_json& topology = Object(checkpoint, "topology");
-  return fmt::format("TP={} PP={} DP={}, ZeRO stage {}, {}", Text(topology, "tp"),
-                     Text(topology, "pp"), Text(topology, "dp"), Text(checkpoint, "zero_stage"),
-                     Text(checkpoint, "dtype"));
+  return Format("TP={} PP={} DP={}, ZeRO stage {}, {}", Text(topology, "tp"), Text(topology, "pp"),
+                Text(topology, "dp"), Text(checkpoint, "zero_stage"), Text(checkpoint, "dtype"));
 }
 
 std::string VerdictBox(const ordered_json& certificate) {
   const std::string verdict = Text(certificate, "verdict");
   std::string upper = verdict;
   for (char& c : upper) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
-  std::string html = fmt::format(
+  std::string html = Format(
       "<div class=\"verdict {}\"><b>{}</b>\n<p>{} &rarr; {}</p>\n", VerdictClass(verdict), upper,
       TopologyText(Object(certificate, "source")), TopologyText(Object(certificate, "target")));
   if (!Text(certificate, "root").empty()) {
-    html += fmt::format("<p>Root: <b style=\"display:inline;font-size:1em\">{}</b>",
-                        Text(certificate, "root"));
+    html += Format("<p>Root: <b style=\"display:inline;font-size:1em\">{}</b>",
+                   Text(certificate, "root"));
     std::string follows;
     for (const ordered_json& law : Array(certificate, "consequences"))
       if (law.is_string())
@@ -95,8 +94,8 @@ std::string FindingsList(const ordered_json& law, bool faults) {
   for (const ordered_json& finding : Array(law, "findings")) {
     const bool fault = Text(finding, "severity") == "fault";
     if (fault == faults)
-      items += fmt::format("<li class=\"{}\">{}</li>\n", fault ? "fault" : "notice",
-                           Text(finding, "text"));
+      items +=
+          Format("<li class=\"{}\">{}</li>\n", fault ? "fault" : "notice", Text(finding, "text"));
   }
   return items.empty() ? "" : "<ul>\n" + items + "</ul>\n";
 }
@@ -107,7 +106,7 @@ std::string LawsTable(const ordered_json& certificate) {
       "not cover</th></tr>\n";
   for (const ordered_json& law : Array(certificate, "laws")) {
     const std::string verdict = Text(law, "verdict");
-    html += fmt::format(
+    html += Format(
         "<tr><td class=\"law\">{} {}</td><td class=\"{}\">{}{}</td><td class=\"number\">{} "
         "{}</td><td>{}<br><span class=\"quiet\">Not: "
         "{}</span></td></tr>\n",
@@ -128,7 +127,7 @@ std::string Findings(const ordered_json& certificate) {
     const std::string faults = FindingsList(law, true), notices = FindingsList(law, false);
     if (faults.empty() && notices.empty()) continue;
     any = true;
-    html += fmt::format(
+    html += Format(
         "<details{}><summary><b>{} {}</b> <span class=\"quiet\">{} "
         "findings</span></summary>\n{}{}</details>\n",
         faults.empty() ? "" : " open", Text(law, "law"), Text(law, "title"),
@@ -147,13 +146,13 @@ std::string TheRest(const ordered_json& certificate) {
 }
 
 std::string SideTable(const ordered_json& side, const char* title) {
-  std::string html = fmt::format("<div><h2>{}</h2>\n<table>\n", title);
+  std::string html = Format("<div><h2>{}</h2>\n<table>\n", title);
   for (const char* key :
        {"format", "layout", "wrapper", "tag", "step", "zero_stage", "dtype", "framework_version",
         "rules", "qkv_layout", "tensor_count", "element_count"}) {
     const std::string value = Text(Object(side, "checkpoint"), key);
     if (!value.empty() && value != "null")
-      html += fmt::format("<tr><th>{}</th><td>{}</td></tr>\n", key, value);
+      html += Format("<tr><th>{}</th><td>{}</td></tr>\n", key, value);
   }
   html += "</table>\n<p><b>Declared:</b> ";
   const ordered_json& declared = Object(side, "declared");
@@ -169,10 +168,10 @@ std::string SideTable(const ordered_json& side, const char* title) {
 
 std::string Files(const ordered_json& side, const char* title) {
   std::string html =
-      fmt::format("<details><summary>Files of the {} ({}), with XXH3-128</summary>\n<table>\n",
-                  title, Array(side, "files").size());
+      Format("<details><summary>Files of the {} ({}), with XXH3-128</summary>\n<table>\n", title,
+             Array(side, "files").size());
   for (const ordered_json& file : Array(side, "files"))
-    html += fmt::format(
+    html += Format(
         "<tr><td class=\"mono\">{}</td><td class=\"number\">{}</td><td "
         "class=\"mono\">{}</td></tr>\n",
         Text(file, "name"), Text(file, "bytes"), Text(file, "xxh3_128"));
@@ -187,8 +186,8 @@ std::string CertificateHtml(const ordered_json& certificate) {
   std::string html =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
-  html += fmt::format("<title>shardproof: {}</title>\n<style>{}</style>\n</head>\n<body>\n",
-                      Text(certificate, "verdict"), kStyle);
+  html += Format("<title>shardproof: {}</title>\n<style>{}</style>\n</head>\n<body>\n",
+                 Text(certificate, "verdict"), kStyle);
   html += "<h1>Certificate of a checkpoint reshape</h1>\n" + VerdictBox(certificate) +
           LawsTable(certificate) + Findings(certificate);
   html += "<div class=\"sides\">" + SideTable(source, "Source") + SideTable(target, "Target") +
@@ -196,7 +195,7 @@ std::string CertificateHtml(const ordered_json& certificate) {
   html +=
       TheRest(certificate) + "<h2>Files</h2>\n" + Files(source, "source") + Files(target, "target");
   const ordered_json& software = Object(certificate, "software");
-  html += fmt::format(
+  html += Format(
       "<p class=\"quiet\">{} {}; digest of this certificate ({}): "
       "<code>{}</code></p>\n</body>\n</html>\n",
       Text(software, "name"), Text(software, "version"),

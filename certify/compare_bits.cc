@@ -1,7 +1,6 @@
 #include "certify/compare_bits.h"
 
 #include <ATen/Tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
@@ -9,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "certify/format.h"
 #include "certify/report.h"
 #include "checkpoint/status.h"
 
@@ -326,13 +326,12 @@ double FactorAtLargest(const at::Tensor& expected, const at::Tensor& found) {
 }
 
 std::string DifferenceText(const Difference& difference) {
-  if (difference.equal()) return fmt::format("all {} elements are equal", difference.compared);
-  std::string text =
-      fmt::format("{} of {} elements differ", difference.differing, difference.compared);
+  if (difference.equal()) return Format("all {} elements are equal", difference.compared);
+  std::string text = Format("{} of {} elements differ", difference.differing, difference.compared);
   if (difference.differing > difference.not_comparable)
-    text += fmt::format(", by at most {} ulp", difference.ulp_max);
-  text += fmt::format("; first at {}: expected {}, found {}", difference.first_index,
-                      NumberText(difference.first_expected), NumberText(difference.first_found));
+    text += Format(", by at most {} ulp", difference.ulp_max);
+  text += Format("; first at {}: expected {}, found {}", difference.first_index,
+                 NumberText(difference.first_expected), NumberText(difference.first_found));
   return text;
 }
 

@@ -2,7 +2,6 @@
 // changes.
 #include <ATen/Parallel.h>
 #include <ATen/Tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
@@ -11,6 +10,7 @@
 
 #include "certify/certify.h"
 #include "certify/compare_bits.h"
+#include "certify/format.h"
 #include "certify/hash.h"
 #include "certify/json_text.h"
 #include "certify/parallel.h"
@@ -44,7 +44,7 @@ checkpoint::Result<StateDigest> DigestState(const Subject& subject, size_t index
   if (missing != 0)
     return Error{
         ErrorCode::kMissingFile,
-        fmt::format("{} of {} elements of {} in no file", missing, assembled.value.numel(), state),
+        Format("{} of {} elements of {} in no file", missing, assembled.value.numel(), state),
         "every element", info.name,
         "See `shardproof check`: a file is missing or a partition is too short."};
   // Narrowing the first dimension leaves a contiguous tensor.
@@ -55,8 +55,8 @@ checkpoint::Result<StateDigest> DigestState(const Subject& subject, size_t index
   digest.hex =
       HashHex(algorithm, std::span<const std::byte>(bytes.begin, static_cast<size_t>(bytes.bytes)));
   digest.line =
-      fmt::format("{} {} {} {} {}\n", info.canonical, state, checkpoint::DTypeName(DTypeOf(value)),
-                  ShapeText(value.sizes().vec()), digest.hex);
+      Format("{} {} {} {} {}\n", info.canonical, state, checkpoint::DTypeName(DTypeOf(value)),
+             ShapeText(value.sizes().vec()), digest.hex);
   return digest;
 }
 

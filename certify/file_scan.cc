@@ -1,7 +1,6 @@
 #include "certify/file_scan.h"
 
 #define XXH_INLINE_ALL
-#include <fmt/format.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "certify/format.h"
 #include "certify/parallel.h"
 #include "checkpoint/directory.h"
 #include "checkpoint/file.h"
@@ -49,8 +49,8 @@ checkpoint::Status ListStep(const checkpoint::StepFolder& folder, std::vector<Li
     if (IsOurs(relative.filename().string())) continue;
     files.push_back({folder.tag + "/" + relative.generic_string(), entry->path()});
     if (static_cast<int64_t>(files.size()) > checkpoint::kFilesMax)
-      return Error{ErrorCode::kLimitExceeded, fmt::format("{} files", files.size()),
-                   fmt::format("at most {}", checkpoint::kFilesMax), folder.step_folder.string(),
+      return Error{ErrorCode::kLimitExceeded, Format("{} files", files.size()),
+                   Format("at most {}", checkpoint::kFilesMax), folder.step_folder.string(),
                    "Name the step folder of one checkpoint."};
   }
   return checkpoint::Done{};
@@ -85,7 +85,7 @@ std::string Hex128(XXH128_hash_t hash) {
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, hash);
   std::string hex;
-  for (const unsigned char byte : canonical.digest) hex += fmt::format("{:02x}", byte);
+  for (const unsigned char byte : canonical.digest) hex += Format("{:02x}", byte);
   return hex;
 }
 

@@ -7,6 +7,7 @@ set(CERTIFY_SOURCES
   counters.cc
   digest.cc
   file_scan.cc
+  format.cc
   hash.cc
   holder_map.cc
   inspect.cc
@@ -37,4 +38,23 @@ set(CERTIFY_SOURCES
   xml_text.cc
 )
 set(CERTIFY_TESTS
+  certificate_test.cc
+  compare_bits_test.cc
+  corpus_laws_test.cc
+  counters_test.cc
+  fake_oracle.cc
+  file_scan_test.cc
+  format_test.cc
+  hash_test.cc
+  holder_map_test.cc
+  law_texts_test.cc
+  laws_test.cc
+  output_test.cc
+  pair_laws_test.cc
+  parallel_test.cc
+  report_test.cc
+  root_cause_test.cc
+  schema_check.cc
+  subject_test.cc
+  tree_bits_test.cc
 )

@@ -1,13 +1,13 @@
 #include "certify/hash.h"
 
 #define XXH_INLINE_ALL
-#include <fmt/format.h>
 #include <openssl/evp.h>
 #include <xxhash.h>
 
 #include <array>
 #include <memory>
 
+#include "certify/format.h"
 #include "checkpoint/status.h"
 
 namespace certify {
@@ -15,7 +15,7 @@ namespace {
 
 std::string Hex(std::span<const unsigned char> digest) {
   std::string hex;
-  for (const unsigned char byte : digest) hex += fmt::format("{:02x}", byte);
+  for (const unsigned char byte : digest) hex += Format("{:02x}", byte);
   return hex;
 }
 

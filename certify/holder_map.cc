@@ -3,10 +3,11 @@
 #include <ATen/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <tuple>
+
+#include "certify/format.h"
 
 namespace certify {
 namespace {
@@ -101,8 +102,8 @@ std::string HoldersText(const std::vector<HolderShare>& shares) {
   std::vector<std::string> concerned;
   for (const HolderShare& share : shares)
     if (share.marked > 0)
-      concerned.push_back(fmt::format("{} ({}): {} of {}", share.place.rank.ToString(),
-                                      share.place.file, share.marked, share.numel));
+      concerned.push_back(Format("{} ({}): {} of {}", share.place.rank.ToString(), share.place.file,
+                                 share.marked, share.numel));
   if (concerned.empty()) return "";
   if (concerned.size() == shares.size() && shares.size() > 1) return "; in every part";
   return "; held by " + JoinText(concerned, ", ");

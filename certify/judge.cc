@@ -1,7 +1,6 @@
 // The judgements themselves: Check (S1-S8 of one checkpoint) and Certify (R1-R7, and S1-S8 of the
 // target).
 #include <ATen/Parallel.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>

@@ -1,7 +1,6 @@
 // One pass over a checkpoint for laws S1-S8: each state of each tensor is assembled once and shown
 // to every law that wants it.
 #include <ATen/Tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>

@@ -1,9 +1,9 @@
 // JUnit XML: one test case a law.
-#include <fmt/format.h>
 
 #include <string>
 
 #include "certify/certify.h"
+#include "certify/format.h"
 #include "certify/report.h"
 #include "certify/xml_text.h"
 
@@ -18,27 +18,27 @@ std::string FindingsText(const LawResult& law, bool faults) {
 }
 
 std::string CaseXml(const LawResult& law, const std::string& suite) {
-  std::string xml = fmt::format("    <testcase classname=\"{}\" name=\"{} {}\">\n",
-                                EscapeXml(suite), EscapeXml(law.law), EscapeXml(law.title));
+  std::string xml = Format("    <testcase classname=\"{}\" name=\"{} {}\">\n", EscapeXml(suite),
+                           EscapeXml(law.law), EscapeXml(law.title));
   switch (law.verdict) {
     case Verdict::kBroken:
-      xml += fmt::format("      <failure message=\"{}\">{}</failure>\n",
-                         EscapeXml(law.findings.empty() ? law.title : law.findings.front().text),
-                         EscapeXml(FindingsText(law, true)));
+      xml += Format("      <failure message=\"{}\">{}</failure>\n",
+                    EscapeXml(law.findings.empty() ? law.title : law.findings.front().text),
+                    EscapeXml(FindingsText(law, true)));
       break;
     case Verdict::kUndecided:
-      xml += fmt::format("      <error message=\"{}\"/>\n", EscapeXml("undecided: " + law.reason));
+      xml += Format("      <error message=\"{}\"/>\n", EscapeXml("undecided: " + law.reason));
       break;
     case Verdict::kNotApplicable:
-      xml += fmt::format("      <skipped message=\"{}\"/>\n",
-                         EscapeXml("not applicable: " + law.reason));
+      xml +=
+          Format("      <skipped message=\"{}\"/>\n", EscapeXml("not applicable: " + law.reason));
       break;
     case Verdict::kHeld:
       break;
   }
-  xml += fmt::format("      <system-out>{}</system-out>\n    </testcase>\n",
-                     EscapeXml(fmt::format("{} {} compared\n{}", law.compared, law.unit,
-                                           FindingsText(law, false))));
+  xml += Format(
+      "      <system-out>{}</system-out>\n    </testcase>\n",
+      EscapeXml(Format("{} {} compared\n{}", law.compared, law.unit, FindingsText(law, false))));
   return xml;
 }
 
@@ -53,10 +53,9 @@ std::string JudgementJUnit(const Judgement& judgement, const std::string& suite)
     skipped += law.verdict == Verdict::kNotApplicable ? 1 : 0;
     cases += CaseXml(law, suite);
   }
-  const std::string counts =
-      fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\"",
-                  judgement.laws.size(), failures, errors, skipped);
-  return fmt::format(
+  const std::string counts = Format("tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\"",
+                                    judgement.laws.size(), failures, errors, skipped);
+  return Format(
       "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites {}>\n  <testsuite name=\"{}\" "
       "{}>\n{}  </testsuite>\n</testsuites>\n",
       counts, EscapeXml(suite), counts, cases);

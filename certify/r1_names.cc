@@ -1,7 +1,7 @@
 // Law R1, same logical tensors. Covers: canonical names, shapes less vocabulary padding, roles and
 // aliases, both ways. Does not cover: values.
-#include <fmt/format.h>
 
+#include "certify/format.h"
 #include "certify/pair_laws.h"
 
 namespace certify {
@@ -46,12 +46,12 @@ void CompareOne(const oracle::TensorInfo& source, const oracle::TensorInfo& targ
   const auto target_shape = both_know ? ShapeWithoutPadding(target) : target.shape;
   if (source_shape != target_shape)
     Fault(report, "shape-differs", target.name,
-          fmt::format("{}: shape ({}) in the source, ({}) in the target", target.canonical,
-                      ShapeText(source_shape), ShapeText(target_shape)));
+          Format("{}: shape ({}) in the source, ({}) in the target", target.canonical,
+                 ShapeText(source_shape), ShapeText(target_shape)));
   if (source.role != target.role)
     Fault(report, "role-differs", target.name,
-          fmt::format("{} is {} in the source, {} in the target", target.canonical,
-                      RoleName(source.role), RoleName(target.role)));
+          Format("{} is {} in the source, {} in the target", target.canonical,
+                 RoleName(source.role), RoleName(target.role)));
 }
 
 // Canonical name of what an alias stands for.
@@ -73,15 +73,15 @@ void CompareAliases(const Subject& source, const Subject& target, Report& report
     // pipeline).
     if (found == target_aliases.end() && target_names.count(alias) > 0)
       Fault(report, "no-longer-tied", alias,
-            fmt::format("{} is {} in the source, a tensor of its own in the target", alias, name));
+            Format("{} is {} in the source, a tensor of its own in the target", alias, name));
     if (found != target_aliases.end() && found->second != name)
       Fault(report, "tied-to-another", alias,
-            fmt::format("{} is {} in the source, {} in the target", alias, name, found->second));
+            Format("{} is {} in the source, {} in the target", alias, name, found->second));
   }
   for (const auto& [alias, name] : target_aliases)
     if (source_names.count(alias) > 0)
       Fault(report, "wrongly-tied", alias,
-            fmt::format("{} is a tensor of its own in the source, {} in the target", alias, name));
+            Format("{} is a tensor of its own in the source, {} in the target", alias, name));
 }
 
 }  // namespace
@@ -104,13 +104,13 @@ LawResult CompareTensorLists(const Subject& source, const Subject& target) {
     } else if (target_aliases.count(name) == 0) {
       report.Compared(1);
       Fault(report, "missing", source.tensors()[index].name,
-            fmt::format("{} is not in the target", name));
+            Format("{} is not in the target", name));
     }
   }
   for (const auto& [name, index] : target_names)
     if (source_names.count(name) == 0 && source_aliases.count(name) == 0)
       Fault(report, "surplus", target.tensors()[index].name,
-            fmt::format("{} is not in the source", name));
+            Format("{} is not in the source", name));
   CompareAliases(source, target, report);
   return report.Finish();
 }

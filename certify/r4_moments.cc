@@ -3,12 +3,12 @@
 // times k and exp_avg_sq times k squared. Does not cover: vocabulary padding rows of one side
 // alone.
 #include <ATen/Tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "certify/counters.h"
+#include "certify/format.h"
 #include "certify/pair_laws.h"
 
 namespace certify {
@@ -96,7 +96,7 @@ void StatesEqual::ExplainFactor() {
   finding.fault = true;
   finding.kind = "constant-factor";
   const bool squared = std::fabs(*second - *first * *first) <= 1e-4 * std::fabs(*second);
-  finding.text = fmt::format(
+  finding.text = Format(
       "the target's moments are the source's times a constant: exp_avg times {:.7g}, exp_avg_sq "
       "times {:.7g}{}",
       *first, *second,
@@ -113,19 +113,19 @@ LawResult StatesEqual::FinishMoments() {
     Finding finding;
     finding.kind = "rescaled";
     finding.count = moments_scaled_;
-    finding.text = fmt::format(
+    finding.text = Format(
         "exp_avg is the source's times {:.9g}, exp_avg_sq times its square ({}), in {} states",
         *factor_, factor_origin_, moments_scaled_);
     // A part of the moments on another scale than the rest is no rescaling.
     finding.fault = moments_unscaled_ > 0;
     if (finding.fault)
-      finding.text += fmt::format("; but {} states were not rescaled", moments_unscaled_);
+      finding.text += Format("; but {} states were not rescaled", moments_unscaled_);
     moments_.Add(std::move(finding), -1);
   } else if (const auto scale = LossScaleBetween(source_.summary(), target_.summary());
              scale && moments_unscaled_ > 0) {
     Finding finding;
     finding.kind = "another-scale";
-    finding.text = fmt::format(
+    finding.text = Format(
         "moments are carried as they are, but the gradients of the target will be about {:.6g} "
         "times those that made them (fp16 at "
         "stage 0 does not scale the loss, other stages do; less the clip factor): reshape with "

@@ -1,13 +1,13 @@
 // Law R5, training state carried. Covers: steps of every parameter, hyper-parameters, group
 // membership, scheduler, loss scale and engine counters. Does not cover: data loader position, RNG
 // streams, which R7 lists.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <set>
 #include <utility>
 
 #include "certify/counters.h"
+#include "certify/format.h"
 #include "certify/pair_laws.h"
 #include "certify/tree_bits.h"
 #include "checkpoint/tree.h"
@@ -47,10 +47,9 @@ void CompareSteps(const Subject& source, const Subject& target, const NamePairs&
     const auto text = [](const std::optional<double>& step) {
       return step ? NumberText(*step) : std::string("absent");
     };
-    Finding finding =
-        Entry(true, "step-differs",
-              fmt::format("optimizer step of {} is {} in the source, {} in the target", b.canonical,
-                          text(a.step), text(b.step)));
+    Finding finding = Entry(true, "step-differs",
+                            Format("optimizer step of {} is {} in the source, {} in the target",
+                                   b.canonical, text(a.step), text(b.step)));
     finding.tensor = b.name;
     report.Add(std::move(finding), static_cast<int64_t>(to));
   }
@@ -79,8 +78,8 @@ void CompareHyperParameters(const Subject& source, const Subject& target, const 
       report.Compared(1);
       if (other->second == value) continue;
       Finding finding = Entry(true, "hyper-parameter-differs",
-                              fmt::format("{} of {} is {} in the source, {} in the target", key,
-                                          target.tensors()[to].canonical, value, other->second));
+                              Format("{} of {} is {} in the source, {} in the target", key,
+                                     target.tensors()[to].canonical, value, other->second));
       finding.tensor = target.tensors()[to].name;
       report.Add(std::move(finding), static_cast<int64_t>(to));
     }
@@ -90,8 +89,7 @@ void CompareHyperParameters(const Subject& source, const Subject& target, const 
   const auto list = [&](const std::set<std::string>& keys, const char* kind, const char* text) {
     if (keys.empty()) return;
     report.Add(
-        Entry(false, kind, fmt::format("{}: {}", text, JoinText({keys.begin(), keys.end()}, ", "))),
-        -1);
+        Entry(false, kind, Format("{}: {}", text, JoinText({keys.begin(), keys.end()}, ", "))), -1);
   };
   list(dropped, "hyper-parameters-dropped",
        "hyper-parameters that the target's optimizer or layout does not keep");
@@ -106,10 +104,9 @@ void CompareMembership(const Subject& source, const Subject& target, const NameP
   for (const auto& [from, to] : pairs) {
     const int32_t a = source.tensors()[from].group, b = target.tensors()[to].group;
     if ((a < 0) != (b < 0)) {
-      Finding finding =
-          Entry(true, "group-lost",
-                fmt::format("{} is in an optimizer group of the {} only",
-                            target.tensors()[to].canonical, a < 0 ? "target" : "source"));
+      Finding finding = Entry(true, "group-lost",
+                              Format("{} is in an optimizer group of the {} only",
+                                     target.tensors()[to].canonical, a < 0 ? "target" : "source"));
       finding.tensor = target.tensors()[to].name;
       report.Add(std::move(finding), static_cast<int64_t>(to));
     }
@@ -125,9 +122,9 @@ void CompareMembership(const Subject& source, const Subject& target, const NameP
   // Equal hyper-parameters were checked one by one, so another cut of the groups changes no update.
   if (splits(targets_of) || splits(sources_of))
     report.Add(Entry(false, "groups-cut-anew",
-                     fmt::format("the {} groups of the source are cut anew into {} groups, by the "
-                                 "target's group rule",
-                                 targets_of.size(), sources_of.size())),
+                     Format("the {} groups of the source are cut anew into {} groups, by the "
+                            "target's group rule",
+                            targets_of.size(), sources_of.size())),
                -1);
 }
 
@@ -152,19 +149,19 @@ void CompareCounters(const Subject& source, const Subject& target, Report& repor
     const CounterTally* other = FindTally(target_tallies, tally.name);
     const bool scaler = IsScaler(tally.name) && ScalerMayChange(source.summary(), target.summary());
     if (other == nullptr) {
-      report.Add(Entry(!scaler, "counter-dropped",
-                       fmt::format("{} ({} in the source) is not in the target{}", tally.name,
-                                   NumberText(tally.value),
-                                   scaler ? ": its optimizer keeps no such counter" : "")));
+      report.Add(Entry(
+          !scaler, "counter-dropped",
+          Format("{} ({} in the source) is not in the target{}", tally.name,
+                 NumberText(tally.value), scaler ? ": its optimizer keeps no such counter" : "")));
       continue;
     }
     report.Compared(1);
     if (tally.value == other->value) continue;
     const bool retyped = scaler && source.summary().dtype != target.summary().dtype;
-    report.Add(Entry(!retyped, "counter-changed",
-                     fmt::format("{} is {} in the source, {} in the target{}", tally.name,
-                                 NumberText(tally.value), NumberText(other->value),
-                                 retyped ? ": re-derived for the other type" : "")));
+    report.Add(Entry(
+        !retyped, "counter-changed",
+        Format("{} is {} in the source, {} in the target{}", tally.name, NumberText(tally.value),
+               NumberText(other->value), retyped ? ": re-derived for the other type" : "")));
   }
 }
 
@@ -179,8 +176,8 @@ void CompareScheduler(const Subject& source, const Subject& target, Report& repo
   report.Compared(1);
   if (SameTree(a, b)) return;
   report.Add(Entry(true, "scheduler-differs",
-                   fmt::format("lr_scheduler is {} in the source, {} in the target",
-                               checkpoint::Render(a, 300), checkpoint::Render(b, 300))));
+                   Format("lr_scheduler is {} in the source, {} in the target",
+                          checkpoint::Render(a, 300), checkpoint::Render(b, 300))));
 }
 
 }  // namespace

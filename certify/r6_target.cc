@@ -1,7 +1,7 @@
 // Law R6, the target obeys S1-S8. Covers: the target on its own. Does not cover: the source on its
 // own.
-#include <fmt/format.h>
 
+#include "certify/format.h"
 #include "certify/pair_laws.h"
 
 namespace certify {
@@ -11,7 +11,7 @@ LawResult JudgeTargetAlone(const std::vector<LawResult>& target_laws) {
   for (const LawResult& law : target_laws) {
     if (law.verdict == Verdict::kNotApplicable) continue;
     if (law.verdict == Verdict::kUndecided) {
-      report.Incomplete(fmt::format("{} is undecided: {}", law.law, law.reason));
+      report.Incomplete(Format("{} is undecided: {}", law.law, law.reason));
       continue;
     }
     report.Compared(1);
@@ -20,8 +20,8 @@ LawResult JudgeTargetAlone(const std::vector<LawResult>& target_laws) {
     finding.fault = true;
     finding.kind = law.law;
     finding.count = law.findings_total;
-    finding.text = fmt::format("{} ({}) is broken{}", law.law, law.title,
-                               law.findings.empty() ? "" : ": " + law.findings.front().text);
+    finding.text = Format("{} ({}) is broken{}", law.law, law.title,
+                          law.findings.empty() ? "" : ": " + law.findings.front().text);
     if (!law.findings.empty()) {
       finding.file = law.findings.front().file;
       finding.tensor = law.findings.front().tensor;

@@ -1,13 +1,13 @@
 // Law R7, everything else is listed. Covers: an exact list of what was carried, re-derived (by
 // which rule), made up or dropped; a change that no rule explains breaks the law. Does not cover:
 // whether the framework reads an entry.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "certify/format.h"
 #include "certify/pair_laws.h"
 #include "certify/tree_bits.h"
 #include "checkpoint/tree.h"
@@ -110,8 +110,8 @@ class Rest {
       } else if (a == nullptr || b == nullptr) {
         const char* rule = RuleOf(kEntryRules, key);
         Add(a == nullptr ? "made-up" : "dropped", key,
-            fmt::format("{} is in the {} only{}{}", key, a == nullptr ? "target" : "source",
-                        rule == nullptr ? "" : ": follows from ", rule == nullptr ? "" : rule));
+            Format("{} is in the {} only{}{}", key, a == nullptr ? "target" : "source",
+                   rule == nullptr ? "" : ": follows from ", rule == nullptr ? "" : rule));
       } else if (key == "args") {
         CompareArgs(a->front().second, b->front().second);
       } else {
@@ -154,8 +154,8 @@ class Rest {
     Finding finding;
     finding.kind = "carried";
     finding.count = static_cast<int64_t>(keys.size());
-    finding.text = fmt::format("{}: {} entries carried unchanged: {}", where, keys.size(),
-                               JoinText(keys, ", "));
+    finding.text =
+        Format("{}: {} entries carried unchanged: {}", where, keys.size(), JoinText(keys, ", "));
     report_.Add(std::move(finding), -1);
   }
 
@@ -165,9 +165,9 @@ class Rest {
       return;
     }
     const std::string change =
-        fmt::format("{}: {} -> {}", key, checkpoint::Render(a, 120), checkpoint::Render(b, 120));
+        Format("{}: {} -> {}", key, checkpoint::Render(a, 120), checkpoint::Render(b, 120));
     if (rule != nullptr) {
-      Add("re-derived", key, fmt::format("{}, from {}", change, rule));
+      Add("re-derived", key, Format("{}, from {}", change, rule));
     } else {
       Add("changed", key, change + ": no rule explains the change", true);
     }
@@ -186,7 +186,7 @@ class Rest {
       report_.Compared(1);
       if (!checkpoint::Has(b, key)) {
         Add("dropped", "args." + key,
-            fmt::format("args.{} ({}) is not in the target", key, checkpoint::Render(value, 80)));
+            Format("args.{} ({}) is not in the target", key, checkpoint::Render(value, 80)));
         continue;
       }
       const Value other = checkpoint::Get(b, key);
@@ -195,10 +195,10 @@ class Rest {
         continue;
       }
       const char* rule = RuleOf(kArgsRules, key);
-      const std::string change = fmt::format(
-          "args.{}: {} -> {}", key, checkpoint::Render(value, 80), checkpoint::Render(other, 80));
+      const std::string change = Format("args.{}: {} -> {}", key, checkpoint::Render(value, 80),
+                                        checkpoint::Render(other, 80));
       if (rule != nullptr) {
-        Add("re-derived", "args." + key, fmt::format("{}, from {}", change, rule));
+        Add("re-derived", "args." + key, Format("{}, from {}", change, rule));
       } else {
         Add("changed", "args." + key, change + ": no rule explains the change", true);
       }
@@ -208,7 +208,7 @@ class Rest {
       if (key.empty() || checkpoint::Has(a, key)) continue;
       report_.Compared(1);
       Add("made-up", "args." + key,
-          fmt::format("args.{} ({}) is in the target only", key, checkpoint::Render(value, 80)));
+          Format("args.{} ({}) is in the target only", key, checkpoint::Render(value, 80)));
     }
   }
 
@@ -224,8 +224,8 @@ class Rest {
 void Rest::ListRandomState(const std::string& key, const Holders* a, const Holders* b) {
   if (a == nullptr || b == nullptr) {
     Add(a == nullptr ? "made-up" : "dropped", key,
-        fmt::format("{}: random number streams are in the {} only", key,
-                    a == nullptr ? "target" : "source"));
+        Format("{}: random number streams are in the {} only", key,
+               a == nullptr ? "target" : "source"));
     return;
   }
   int64_t carried = 0, known = 0;
@@ -245,11 +245,10 @@ void Rest::ListRandomState(const std::string& key, const Holders* a, const Holde
     return;
   }
   Add("re-derived", key,
-      fmt::format("{}: random number streams of {} model files became {}: {} as on the same rank, "
-                  "{} copies of another source rank's, {} new",
-                  key, a->size(), total, carried,
-                  std::max<int64_t>(0, std::min(known, total) - carried),
-                  std::max<int64_t>(0, total - known)));
+      Format("{}: random number streams of {} model files became {}: {} as on the same rank, "
+             "{} copies of another source rank's, {} new",
+             key, a->size(), total, carried, std::max<int64_t>(0, std::min(known, total) - carried),
+             std::max<int64_t>(0, total - known)));
 }
 
 void Rest::ListStaleCopies() {
@@ -263,16 +262,16 @@ void Rest::ListStaleCopies() {
     report_.Compared(1);
     if (b.value().empty()) {
       Add("dropped", name,
-          fmt::format("{}: the stale tied copy of the last stage is dropped: the target keeps the "
-                      "tensor once",
-                      name));
+          Format("{}: the stale tied copy of the last stage is dropped: the target keeps the "
+                 "tensor once",
+                 name));
       continue;
     }
     if (a.value().empty()) {
       Add("made-up", name,
-          fmt::format("{}: the copy on the target's last stage is made up: the source keeps the "
-                      "tensor once",
-                      name));
+          Format("{}: the copy on the target's last stage is made up: the source keeps the "
+                 "tensor once",
+                 name));
       continue;
     }
     std::vector<std::string> differing;
@@ -286,11 +285,11 @@ void Rest::ListStaleCopies() {
     }
     if (differing.empty()) {
       Add("carried", name,
-          fmt::format("{}: the stale tied copy of the last stage is carried as it was", name));
+          Format("{}: the stale tied copy of the last stage is carried as it was", name));
     } else {
       Add("re-derived", name,
-          fmt::format("{}: the stale tied copy of the last stage was replaced ({})", name,
-                      JoinText(differing, ", ")));
+          Format("{}: the stale tied copy of the last stage was replaced ({})", name,
+                 JoinText(differing, ", ")));
     }
   }
 }
@@ -313,19 +312,19 @@ void Rest::ListBatchSizes() {
   report_.Compared(1);
   if (micro <= 0 || global <= 0) {
     Add("re-derived", "batch",
-        fmt::format("data parallel size {} -> {}: the global batch (micro x accumulation x DP) "
-                    "changes with it unless "
-                    "the configuration names it",
-                    source_.summary().data_parallel, data));
+        Format("data parallel size {} -> {}: the global batch (micro x accumulation x DP) "
+               "changes with it unless "
+               "the configuration names it",
+               source_.summary().data_parallel, data));
   } else if (global % (micro * data) == 0) {
     Add("re-derived", "batch",
-        fmt::format("batch: global {} = micro {} x accumulation {} x DP {}", global, micro,
-                    global / (micro * data), data));
+        Format("batch: global {} = micro {} x accumulation {} x DP {}", global, micro,
+               global / (micro * data), data));
   } else {
     Add("re-derived", "batch",
-        fmt::format("batch: global {} is no multiple of micro {} x DP {}: choose other batch sizes "
-                    "before the resume",
-                    global, micro, data));
+        Format("batch: global {} is no multiple of micro {} x DP {}: choose other batch sizes "
+               "before the resume",
+               global, micro, data));
   }
 }
 

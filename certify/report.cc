@@ -1,12 +1,12 @@
 #include "certify/report.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <tuple>
 #include <utility>
+
+#include "certify/format.h"
 
 namespace certify {
 namespace {
@@ -80,8 +80,7 @@ LawResult Report::Finish() {
     std::sort(incomplete_.begin(), incomplete_.end());
     incomplete_.erase(std::unique(incomplete_.begin(), incomplete_.end()), incomplete_.end());
     result.reason = incomplete_.front();
-    if (incomplete_.size() > 1)
-      result.reason += fmt::format(" (and {} more)", incomplete_.size() - 1);
+    if (incomplete_.size() > 1) result.reason += Format(" (and {} more)", incomplete_.size() - 1);
   }
   if (fault) {
     result.verdict = Verdict::kBroken;
@@ -133,8 +132,8 @@ std::string_view LawOfKind(std::string_view kind) {
 std::string NumberText(double value) {
   if (std::isnan(value)) return "nan";
   const auto narrow = static_cast<float>(value);
-  if (static_cast<double>(narrow) == value) return fmt::format("{}", narrow);
-  return fmt::format("{}", value);
+  if (static_cast<double>(narrow) == value) return Format("{}", narrow);
+  return Format("{}", value);
 }
 
 std::string JoinText(const std::vector<std::string>& parts, std::string_view separator) {

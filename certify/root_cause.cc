@@ -40,11 +40,21 @@ bool ReplicasFollow(const Judgement& judgement) {
   return true;
 }
 
+// Elements that were moved past the end of their group lie in its padding: the padding says so, the
+// masters say where.
+bool PaddingFollows(const Judgement& judgement) {
+  for (const Finding& finding : Find(judgement, "S2")->findings)
+    if (finding.fault && finding.kind != "padding-not-zero") return false;
+  return IsBroken(judgement, "S4");
+}
+
 // Cause before consequence. A damaged file may break anything; a missing one leaves elements
 // uncovered; elements in the wrong place break whatever looks at values; the target's own laws come
 // before the comparison with the source, which only says that something changed.
 std::vector<std::string> CausalOrder(const Judgement& judgement) {
-  std::vector<std::string> order = {"S8", "S1", "S2", "R1"};
+  std::vector<std::string> order = {"S8", "S1"};
+  if (IsBroken(judgement, "S2") && PaddingFollows(judgement)) order.push_back("S4");
+  order.insert(order.end(), {"S2", "R1"});
   if (IsBroken(judgement, "S3") && ReplicasFollow(judgement)) {
     order.insert(order.end(), {"S4", "S5", "S3"});
   } else {
@@ -69,7 +79,10 @@ void Conclude(Judgement& judgement) {
   if (!broken) return;
   judgement.verdict = Verdict::kBroken;
   for (const std::string& law : CausalOrder(judgement)) {
-    if (!IsBroken(judgement, law)) continue;
+    const bool named = law == judgement.root ||
+                       std::find(judgement.consequences.begin(), judgement.consequences.end(),
+                                 law) != judgement.consequences.end();
+    if (named || !IsBroken(judgement, law)) continue;
     if (judgement.root.empty()) {
       judgement.root = law;
     } else {

@@ -1,8 +1,8 @@
 // Law S1, complete. Covers: presence of every file that the topology needs; one tag; one engine
 // step over all model files; names of all other files. Does not cover: content of the files; files
 // outside the run folder.
-#include <fmt/format.h>
 
+#include "certify/format.h"
 #include "certify/single_laws.h"
 #include "checkpoint/directory.h"
 
@@ -45,17 +45,17 @@ void CheckFile(const oracle::FileFact& fact, const std::string& topology, Report
     report.Compared(1);
     if (!fact.present)
       report.Add(AboutFile(fact, true, "missing-file",
-                           fmt::format("{} is not there; {} needs it", fact.name, topology)));
+                           Format("{} is not there; {} needs it", fact.name, topology)));
     return;
   }
   if (!fact.present || IsAnotherStep(fact.name)) return;
   const FileKind kind = checkpoint::ParseFileName(fact.name).kind;
   if (IsRankFile(kind)) {
     report.Add(AboutFile(fact, true, "extra-file",
-                         fmt::format("{} belongs to no rank of {}", fact.name, topology)));
+                         Format("{} belongs to no rank of {}", fact.name, topology)));
   } else if (kind == FileKind::kUnknown) {
     report.Add(AboutFile(fact, false, "unknown-file",
-                         fmt::format("{} is no file of a checkpoint and was not read", fact.name)));
+                         Format("{} is no file of a checkpoint and was not read", fact.name)));
   }
 }
 
@@ -65,8 +65,8 @@ LawResult CheckComplete(const Subject& subject) {
   Report report("S1");
   const oracle::Summary& summary = subject.summary();
   const std::string topology =
-      fmt::format("tp{}-pp{}-dp{} at ZeRO stage {}", summary.tensor_parallel,
-                  summary.pipeline_parallel, summary.data_parallel, summary.zero_stage);
+      Format("tp{}-pp{}-dp{} at ZeRO stage {}", summary.tensor_parallel, summary.pipeline_parallel,
+             summary.data_parallel, summary.zero_stage);
   for (const oracle::FileFact& fact : summary.files) CheckFile(fact, topology, report);
   const auto tallies = TallyCounters(summary.counters);
   if (const CounterTally* steps = FindTally(tallies, "global_steps")) {
@@ -74,9 +74,8 @@ LawResult CheckComplete(const Subject& subject) {
       Finding finding;
       finding.fault = true;
       finding.kind = "two-steps";
-      finding.text =
-          fmt::format("{} is of engine step {}, most files are of step {}", other.place.file,
-                      NumberText(other.value), NumberText(steps->value));
+      finding.text = Format("{} is of engine step {}, most files are of step {}", other.place.file,
+                            NumberText(other.value), NumberText(steps->value));
       report.Add(WithPlace(std::move(finding), other.place));
     }
   }

@@ -1,8 +1,8 @@
 // Law S2, covered. Covers: every element of every state of every logical tensor is held by exactly
 // one piece, replicas aside; alignment padding to the element. Does not cover: values.
 #include <ATen/Tensor.h>
-#include <fmt/format.h>
 
+#include "certify/format.h"
 #include "certify/single_laws.h"
 
 namespace certify {
@@ -23,7 +23,7 @@ void CheckPadding(const oracle::PaddingAccount& account, Report& report) {
   finding.count = account.nonzero;
   if (!account.problem.empty()) {
     finding.kind = "padding-account";
-    finding.text = fmt::format(
+    finding.text = Format(
         "group {}: {} elements are stored for {} real ones, {} of alignment padding are right: {}",
         account.group, account.stored_numel, account.real_numel, account.expected_padding,
         account.problem);
@@ -31,9 +31,9 @@ void CheckPadding(const oracle::PaddingAccount& account, Report& report) {
   }
   if (account.nonzero > 0) {
     finding.kind = "padding-not-zero";
-    finding.text = fmt::format(
-        "group {}: {} elements of alignment padding are not zero: something else lies there",
-        account.group, account.nonzero);
+    finding.text =
+        Format("group {}: {} elements of alignment padding are not zero: something else lies there",
+               account.group, account.nonzero);
     report.Add(WithPlace(finding, account.place), account.group);
   }
 }
@@ -47,23 +47,23 @@ void Covered::Visit(size_t index, const std::string& state, const oracle::Assemb
   report_.Compared(numel);
   if (assembled.value.sizes() != at::IntArrayRef(info.shape)) {
     Finding finding = AboutState(info, state, "wrong-shape");
-    finding.text = fmt::format("{} of {} has shape ({}), expected ({})", state, info.name,
-                               ShapeText(assembled.value.sizes().vec()), ShapeText(info.shape));
+    finding.text = Format("{} of {} has shape ({}), expected ({})", state, info.name,
+                          ShapeText(assembled.value.sizes().vec()), ShapeText(info.shape));
     report_.Add(std::move(finding), order);
     return;
   }
   if (assembled.covered != numel) {
     Finding finding = AboutState(info, state, "not-covered");
     finding.count = numel - assembled.covered;
-    finding.text = fmt::format("{} of {}: {} of {} elements are in no file", state, info.name,
-                               finding.count, numel);
+    finding.text = Format("{} of {}: {} of {} elements are in no file", state, info.name,
+                          finding.count, numel);
     report_.Add(std::move(finding), order);
   }
   if (assembled.held_twice != 0) {
     Finding finding = AboutState(info, state, "held-twice");
     finding.count = assembled.held_twice;
-    finding.text = fmt::format("{} of {}: {} elements are held by two pieces that are no replicas",
-                               state, info.name, finding.count);
+    finding.text = Format("{} of {}: {} elements are held by two pieces that are no replicas",
+                          state, info.name, finding.count);
     report_.Add(std::move(finding), order);
   }
 }
@@ -73,8 +73,7 @@ void Covered::CannotAssemble(size_t index, const std::string& state,
   const oracle::TensorInfo& info = subject_.tensors()[index];
   Finding finding = AboutState(info, state, "cannot-assemble");
   finding.count = NumelOfShape(info.shape);
-  finding.text =
-      fmt::format("{} of {} cannot be put together: {}", state, info.name, error.ToString());
+  finding.text = Format("{} of {} cannot be put together: {}", state, info.name, error.ToString());
   report_.Add(std::move(finding), static_cast<int64_t>(index));
 }
 

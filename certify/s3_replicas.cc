@@ -2,7 +2,6 @@
 // that one rank alone holds; RNG streams. The one known exception, the stale tied copy, is a
 // notice.
 #include <ATen/Tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "certify/compare_bits.h"
+#include "certify/format.h"
 #include "certify/single_laws.h"
 
 namespace certify {
@@ -19,13 +19,13 @@ namespace {
 constexpr size_t kGroupedMax = 20;
 
 std::string DisagreementText(const oracle::Disagreement& disagreement) {
-  std::string text = fmt::format("{} ({}) and {} ({}) differ in {} of {} elements",
-                                 disagreement.first.rank.ToString(), disagreement.first.file,
-                                 disagreement.second.rank.ToString(), disagreement.second.file,
-                                 disagreement.differing, disagreement.compared);
-  if (disagreement.max_ulp > 0) text += fmt::format(", by at most {} ulp", disagreement.max_ulp);
-  text += fmt::format("; first at {}: {} and {}", disagreement.first_index,
-                      NumberText(disagreement.first_value), NumberText(disagreement.second_value));
+  std::string text =
+      Format("{} ({}) and {} ({}) differ in {} of {} elements", disagreement.first.rank.ToString(),
+             disagreement.first.file, disagreement.second.rank.ToString(), disagreement.second.file,
+             disagreement.differing, disagreement.compared);
+  if (disagreement.max_ulp > 0) text += Format(", by at most {} ulp", disagreement.max_ulp);
+  text += Format("; first at {}: {} and {}", disagreement.first_index,
+                 NumberText(disagreement.first_value), NumberText(disagreement.second_value));
   return text;
 }
 
@@ -47,7 +47,7 @@ std::vector<Copy> JoinParts(const std::vector<oracle::HolderPart>& parts) {
   for (const oracle::HolderPart* part : sorted) {
     const std::pair<int32_t, int32_t> rank{part->place.rank.tensor, part->place.rank.stage};
     if (copies.empty() || rank != last)
-      copies.push_back({fmt::format("tp{}-pp{}", rank.first, rank.second), ""});
+      copies.push_back({Format("tp{}-pp{}", rank.first, rank.second), ""});
     last = rank;
     const at::Tensor flat = part->flat.contiguous();
     const ElementBytesView view = BytesOf(flat);
@@ -78,7 +78,7 @@ void ReplicasAgree::Visit(size_t index, const std::string& state,
     finding.state = state;
     finding.first_index = disagreement.first_index;
     finding.count = disagreement.differing;
-    finding.text = fmt::format("{} of {}: {}", state, info.name, DisagreementText(disagreement));
+    finding.text = Format("{} of {}: {}", state, info.name, DisagreementText(disagreement));
     report_.Add(WithPlace(std::move(finding), disagreement.second), static_cast<int64_t>(index));
   }
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -88,7 +88,7 @@ void ReplicasAgree::Visit(size_t index, const std::string& state,
 
 void ReplicasAgree::CannotAssemble(size_t index, const std::string& state) {
   report_.Incomplete(
-      fmt::format("{} of {} cannot be put together", state, subject_.tensors()[index].name));
+      Format("{} of {} cannot be put together", state, subject_.tensors()[index].name));
   const std::lock_guard<std::mutex> lock(mutex_);
   incomplete_ = true;
 }
@@ -121,8 +121,8 @@ void ReplicasAgree::Summarize() {
   Finding summary;
   summary.kind = "replicas-summary";
   summary.count = static_cast<int64_t>(broken_.size());
-  summary.text = fmt::format("{} states of tensors have replicas that differ", broken_.size());
-  if (first_layer >= 0) summary.text += fmt::format(", from layer {} on", first_layer);
+  summary.text = Format("{} states of tensors have replicas that differ", broken_.size());
+  if (first_layer >= 0) summary.text += Format(", from layer {} on", first_layer);
   report_.Add(std::move(summary), -1);
   for (size_t i = 0; i < std::min(broken_.size(), kGroupedMax); ++i) {
     const std::string ranks = RanksThatAgree(broken_[i]);
@@ -131,8 +131,7 @@ void ReplicasAgree::Summarize() {
     finding.kind = "ranks-that-agree";
     finding.tensor = subject_.tensors()[broken_[i].index].name;
     finding.state = broken_[i].state;
-    finding.text =
-        fmt::format("{} of {}: ranks that agree: {}", finding.state, finding.tensor, ranks);
+    finding.text = Format("{} of {}: ranks that agree: {}", finding.state, finding.tensor, ranks);
     report_.Add(std::move(finding), static_cast<int64_t>(broken_[i].index));
   }
 }
@@ -145,7 +144,7 @@ LawResult ReplicasAgree::Finish() {
     Finding finding;
     finding.kind = "stale-tied-copy";
     finding.tensor = subject_.tensors()[index].name;
-    finding.text = fmt::format(
+    finding.text = Format(
         "{}: the last stage holds a copy that was never trained ({}). The framework does this to "
         "every run; the first "
         "stage's is the real one",

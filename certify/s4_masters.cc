@@ -2,13 +2,13 @@
 // weight, bit for bit; any NaN equals any NaN. Does not cover: whether both are what training
 // produced; frozen parameters and buffers; the low bits of masters.
 #include <ATen/Tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "certify/compare_bits.h"
+#include "certify/format.h"
 #include "certify/holder_map.h"
 #include "certify/single_laws.h"
 
@@ -81,10 +81,10 @@ void MastersFresh::Visit(size_t index, const at::Tensor& weight, const at::Tenso
     finding.first_index = difference.first_index;
     finding.count = difference.differing;
     finding.text =
-        fmt::format("{}: rounded master against weight: {}", info.name, DifferenceText(difference));
+        Format("{}: rounded master against weight: {}", info.name, DifferenceText(difference));
     if (const int64_t shift = ShiftThatFits(weight, master); shift != 0)
-      finding.text += fmt::format("; the masters sit {} element{} {}", std::abs(shift),
-                                  std::abs(shift) == 1 ? "" : "s", shift > 0 ? "late" : "early");
+      finding.text += Format("; the masters sit {} element{} {}", std::abs(shift),
+                             std::abs(shift) == 1 ? "" : "s", shift > 0 ? "late" : "early");
     std::vector<bool> marked;
     CompareConverted(master, weight, true, &marked);
     const auto shares = SharesOfHolders(subject_, index, oracle::kMaster, marked);
@@ -107,7 +107,7 @@ void MastersFresh::Visit(size_t index, const at::Tensor& weight, const at::Tenso
 }
 
 void MastersFresh::CannotCompare(size_t index, const std::string& reason) {
-  report_.Incomplete(fmt::format("{}: {}", subject_.tensors()[index].name, reason));
+  report_.Incomplete(Format("{}: {}", subject_.tensors()[index].name, reason));
 }
 
 void MastersFresh::Summarize() {
@@ -121,10 +121,10 @@ void MastersFresh::Summarize() {
   finding.state = oracle::kMaster;
   finding.count = differing_;
   finding.text =
-      fmt::format("{:.1f} % of all masters ({} of {}, in {} tensors) do not round to their weights",
-                  100 * share, differing_, compared_, tensors_broken_);
+      Format("{:.1f} % of all masters ({} of {}, in {} tensors) do not round to their weights",
+             100 * share, differing_, compared_, tensors_broken_);
   if (std::fabs(correlation) < kUnrelatedCorrelation) {
-    finding.text += fmt::format(
+    finding.text += Format(
         ". They are unrelated to the weights (correlation {:.3f}): never refreshed. The first "
         "optimizer step would write "
         "them over the weights; rebuild them with `shardproof refresh`",
@@ -132,7 +132,7 @@ void MastersFresh::Summarize() {
   } else if (ulp_max_ <= 1) {
     finding.text += ", each by one ulp: rounded another way (truncated, or rounded twice)";
   } else {
-    finding.text += fmt::format(
+    finding.text += Format(
         ", by at most {} ulp (correlation {:.3f}): of another step, or of other elements than the "
         "weights",
         ulp_max_, correlation);

@@ -7,7 +7,6 @@
 // elements. Hence two tests: one part of a tensor is zero while the rest has hardly a zero; and
 // everything that one holder has is zero while other holders of the same tensors have something.
 #include <ATen/Tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "certify/compare_bits.h"
+#include "certify/format.h"
 #include "certify/single_laws.h"
 
 namespace certify {
@@ -93,9 +93,9 @@ void MomentsSane::Visit(size_t index, const std::string& state,
     finding.fault = true;
     finding.count = count;
     finding.first_index = FirstWhere(value, negative);
-    finding.text = fmt::format("{} of {}: {} of {} elements are {}; first at {}: {}", state,
-                               info.name, count, value.numel(), what, finding.first_index,
-                               NumberText(ElementAsDouble(value, finding.first_index)));
+    finding.text = Format("{} of {}: {} of {} elements are {}; first at {}: {}", state, info.name,
+                          count, value.numel(), what, finding.first_index,
+                          NumberText(ElementAsDouble(value, finding.first_index)));
     report_.Add(std::move(finding), static_cast<int64_t>(index));
   };
   if (scan.not_finite > 0) add("not-finite", scan.not_finite, false, "not finite");
@@ -113,7 +113,7 @@ void MomentsSane::Visit(size_t index, const std::string& state,
         seen.parts.push_back(
             {part.place, part.flat.numel(), ScanValues(part.flat.contiguous()).zeros});
     } else {
-      report_.Incomplete(fmt::format("the parts of {} of {} cannot be read", state, info.name));
+      report_.Incomplete(Format("the parts of {} of {} cannot be read", state, info.name));
     }
   }
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -123,7 +123,7 @@ void MomentsSane::Visit(size_t index, const std::string& state,
 void MomentsSane::CannotAssemble(size_t index, const std::string& state) {
   if (!IsMoment(state)) return;
   report_.Incomplete(
-      fmt::format("{} of {} cannot be put together", state, subject_.tensors()[index].name));
+      Format("{} of {} cannot be put together", state, subject_.tensors()[index].name));
 }
 
 // Zeros that may be rows of tokens or positions that never occurred, or vocabulary padding.
@@ -159,7 +159,7 @@ void MomentsSane::JudgeParts() {
       Finding finding = AboutMoment(subject_.tensors()[index], state, "zero-part");
       finding.fault = !ZerosMayBeUnusedRows(index, seen);
       finding.count = part.numel;
-      finding.text = fmt::format(
+      finding.text = Format(
           "{} of {}: all {} elements that {} ({}) holds are zero; the rest of the tensor is "
           "trained",
           state, finding.tensor, part.numel, part.place.rank.ToString(), part.place.file);
@@ -200,7 +200,7 @@ void MomentsSane::JudgeHolders() {
     finding.kind = "zero-holder";
     finding.state = key.second;
     finding.count = holding.zeros;
-    finding.text = fmt::format(
+    finding.text = Format(
         "{}: everything that {} ({}) holds is zero, {} elements of {} tensors that other ranks "
         "have trained",
         key.second, holding.place.rank.ToString(), holding.place.file, holding.zeros,
@@ -228,8 +228,8 @@ void MomentsSane::JudgeWhole() {
     finding.kind = "all-moments-zero";
     finding.count = static_cast<int64_t>(zero_states.size());
     finding.text =
-        fmt::format("every moment of all {} tensors is zero, though {} optimizer steps were taken",
-                    zero_states.size(), steps);
+        Format("every moment of all {} tensors is zero, though {} optimizer steps were taken",
+               zero_states.size(), steps);
     report_.Add(std::move(finding), -1);
     return;
   }
@@ -237,8 +237,8 @@ void MomentsSane::JudgeWhole() {
   for (const auto& [index, states] : zero_states) {
     Finding finding =
         AboutMoment(subject_.tensors()[index], JoinText(states, ", "), "never-trained");
-    finding.text = fmt::format("{}: {} all zero: never trained?", finding.tensor,
-                               states.size() > 1 ? "both moments are" : states.front() + " is");
+    finding.text = Format("{}: {} all zero: never trained?", finding.tensor,
+                          states.size() > 1 ? "both moments are" : states.front() + " is");
     report_.Add(std::move(finding), static_cast<int64_t>(index));
   }
 }
@@ -277,8 +277,8 @@ void MomentsSane::JudgeMissing() {
     Finding finding =
         AboutMoment(subject_.tensors()[index], "", lazy ? "never-trained" : "moments-missing");
     finding.fault = !lazy;
-    finding.text = fmt::format("{}: no moments are stored{}", finding.tensor,
-                               lazy ? ": never trained?" : ", though optimizer steps were taken");
+    finding.text = Format("{}: no moments are stored{}", finding.tensor,
+                          lazy ? ": never trained?" : ", though optimizer steps were taken");
     report_.Add(std::move(finding), static_cast<int64_t>(index));
   }
 }

@@ -1,13 +1,13 @@
 // Law S6, counters agree. Covers: optimizer steps, engine steps, skipped steps, loss scale,
 // scheduler and consumed samples are equal over all ranks, and with each other. Does not cover:
 // whether the learning rate follows its schedule.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <optional>
 
+#include "certify/format.h"
 #include "certify/single_laws.h"
 #include "checkpoint/tree.h"
 
@@ -63,9 +63,9 @@ void CheckOverRanks(const oracle::Summary& summary, Report& report) {
     if (own_pace) continue;
     for (const oracle::Counter& other : tally.others)
       AddFault(report, "counter-differs",
-               fmt::format("{} is {} in {} ({}), {} in most of {} places", tally.name,
-                           NumberText(other.value), other.place.file, other.place.rank.ToString(),
-                           NumberText(tally.value), tally.places),
+               Format("{} is {} in {} ({}), {} in most of {} places", tally.name,
+                      NumberText(other.value), other.place.file, other.place.rank.ToString(),
+                      NumberText(tally.value), tally.places),
                other.place);
   }
   for (const char* key : kSharedEntries) {
@@ -77,8 +77,8 @@ void CheckOverRanks(const oracle::Summary& summary, Report& report) {
       const auto& [first_place, first] = entry->second.front();
       if (!checkpoint::SameStructure(first, value))
         AddFault(report, "entry-differs",
-                 fmt::format("{} is {} in {}, {} in {}", key, checkpoint::Render(value, 80),
-                             place.file, checkpoint::Render(first, 80), first_place.file),
+                 Format("{} is {} in {}, {} in {}", key, checkpoint::Render(value, 80), place.file,
+                        checkpoint::Render(first, 80), first_place.file),
                  place);
     }
   }
@@ -89,9 +89,9 @@ void CheckOptimizerSteps(const Subject& subject, Report& report) {
   const auto expected = ExpectedOptimizerSteps(summary);
   if (!expected || summary.no_steps_taken) return;
   const std::string reason =
-      fmt::format("{} engine steps less {} skipped ones{}", summary.global_steps,
-                  std::max<int64_t>(summary.skipped_steps, 0),
-                  summary.dummy_step ? ", and one that this wrapper takes at construction" : "");
+      Format("{} engine steps less {} skipped ones{}", summary.global_steps,
+             std::max<int64_t>(summary.skipped_steps, 0),
+             summary.dummy_step ? ", and one that this wrapper takes at construction" : "");
   int64_t of_another_wrapper = 0;
   for (size_t i = 0; i < subject.tensors().size(); ++i) {
     const oracle::TensorInfo& info = subject.tensors()[i];
@@ -107,15 +107,15 @@ void CheckOptimizerSteps(const Subject& subject, Report& report) {
     finding.kind = "optimizer-step";
     finding.tensor = info.name;
     finding.count = 1;
-    finding.text = fmt::format("optimizer step of {} is {}, expected {}: {}", info.name,
-                               NumberText(*info.step), expected->here, reason);
+    finding.text = Format("optimizer step of {} is {}, expected {}: {}", info.name,
+                          NumberText(*info.step), expected->here, reason);
     report.Add(std::move(finding), static_cast<int64_t>(i));
   }
   if (of_another_wrapper == 0) return;
   Finding finding;
   finding.kind = "step-of-another-wrapper";
   finding.count = of_another_wrapper;
-  finding.text = fmt::format(
+  finding.text = Format(
       "optimizer step of {} parameters is {}, this wrapper alone would have {} ({}): right after a "
       "reshape from or to a ZeRO-0 wrapper, which carries the step as it is",
       of_another_wrapper, expected->elsewhere, expected->here, reason);
@@ -133,8 +133,7 @@ void CheckTag(const oracle::Summary& summary, Report& report) {
     finding.fault = fault;
     finding.kind = "tag-and-step";
     finding.count = 1;
-    finding.text =
-        fmt::format("the tag {} says step {}, {} is {}", summary.tag, *step, name, value);
+    finding.text = Format("the tag {} says step {}, {} is {}", summary.tag, *step, name, value);
     report.Add(std::move(finding));
   };
   compare("global_steps", summary.global_steps, true);
@@ -160,14 +159,14 @@ void CheckSamples(const oracle::Summary& summary, Report& report) {
     const auto other = checkpoint::AsInt(checkpoint::Get(value, "consumed_train_samples"));
     if (other != consumed)
       AddFault(report, "consumed-samples",
-               fmt::format("args.consumed_train_samples is {} in {}, {} in {}", other.value_or(-1),
-                           place.file, *consumed, args->second.front().first.file),
+               Format("args.consumed_train_samples is {} in {}, {} in {}", other.value_or(-1),
+                      place.file, *consumed, args->second.front().first.file),
                place);
   }
   if (*batch <= 0 || *consumed % *batch != 0 || *consumed / *batch != summary.iteration) {
     Finding finding;
     finding.kind = "consumed-samples";
-    finding.text = fmt::format(
+    finding.text = Format(
         "args.consumed_train_samples is {}, not iteration {} x global batch {}: a ramp-up of the "
         "batch, or a reset",
         *consumed, summary.iteration, *batch);

@@ -1,13 +1,13 @@
 // Law S7, groups are right. Covers: every trainable parameter is in exactly one optimizer group;
 // weight decay as its rule says, where there is a rule. Does not cover: whether the
 // hyper-parameters are the intended ones; weight decay where no rule is known.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <optional>
 
+#include "certify/format.h"
 #include "certify/single_laws.h"
 
 namespace certify {
@@ -63,12 +63,11 @@ void CheckWeightDecay(const Subject& subject,
     if (!decay) continue;
     const double expected = IsDecayed(info) ? *largest : 0;
     if (*decay != expected)
-      report.Add(
-          AboutParameter(
-              info.name, "weight-decay",
-              fmt::format("{} is in group {} with weight decay {}, its rule says {}", info.name,
-                          found->second.front(), NumberText(*decay), NumberText(expected))),
-          static_cast<int64_t>(i));
+      report.Add(AboutParameter(
+                     info.name, "weight-decay",
+                     Format("{} is in group {} with weight decay {}, its rule says {}", info.name,
+                            found->second.front(), NumberText(*decay), NumberText(expected))),
+                 static_cast<int64_t>(i));
   }
 }
 
@@ -103,15 +102,14 @@ LawResult CheckGroups(const Subject& subject) {
     }
     if (count > 1)
       report.Add(AboutParameter(info.name, "in-several-groups",
-                                fmt::format("{} is in {} optimizer groups", info.name, count)),
+                                Format("{} is in {} optimizer groups", info.name, count)),
                  order);
     if (found != groups_of.end() && info.group >= 0 && count == 1 &&
         static_cast<size_t>(info.group) != found->second.front())
-      report.Add(
-          AboutParameter(info.name, "group-differs",
-                         fmt::format("{} is a member of group {}, its state lies in group {}",
-                                     info.name, found->second.front(), info.group)),
-          order);
+      report.Add(AboutParameter(info.name, "group-differs",
+                                Format("{} is a member of group {}, its state lies in group {}",
+                                       info.name, found->second.front(), info.group)),
+                 order);
   }
   for (const auto& [member, in] : groups_of) {
     const auto known = [&member = member](const oracle::TensorInfo& info) {
@@ -119,8 +117,8 @@ LawResult CheckGroups(const Subject& subject) {
     };
     if (std::none_of(subject.tensors().begin(), subject.tensors().end(), known))
       report.Add(AboutParameter(member, "unknown-member",
-                                fmt::format("group {} names {}, which is no tensor of the model",
-                                            in.front(), member)),
+                                Format("group {} names {}, which is no tensor of the model",
+                                       in.front(), member)),
                  -1);
   }
   for (const oracle::Finding& met : subject.summary().findings)

@@ -1,8 +1,8 @@
 // Law S8, containers are whole. Covers: zip structure, CRC-32 of every record, pickle within
 // limits, of every file. Does not cover: content that was damaged before it was checksummed; legacy
 // containers, which have no checksums.
-#include <fmt/format.h>
 
+#include "certify/format.h"
 #include "certify/single_laws.h"
 
 namespace certify {
@@ -20,13 +20,13 @@ LawResult CheckContainers(const std::vector<ScannedFile>& files) {
     finding.count = 1;
     if (file.damage) {
       finding.kind = checkpoint::ErrorCodeName(file.damage->code);
-      finding.text = fmt::format("{}: {}", file.digest.name, file.damage->ToString());
+      finding.text = Format("{}: {}", file.digest.name, file.damage->ToString());
       report.Add(finding);
     }
     for (const BadRecord& bad : file.bad_records) {
       finding.kind = checkpoint::ErrorCodeName(checkpoint::ErrorCode::kChecksumMismatch);
-      finding.text = fmt::format("{}: CRC-32 of record {} is {:08x}, the directory says {:08x}",
-                                 file.digest.name, bad.record, bad.found, bad.expected);
+      finding.text = Format("{}: CRC-32 of record {} is {:08x}, the directory says {:08x}",
+                            file.digest.name, bad.record, bad.found, bad.expected);
       report.Add(finding);
     }
   }
@@ -34,7 +34,7 @@ LawResult CheckContainers(const std::vector<ScannedFile>& files) {
     Finding finding;
     finding.kind = "no-checksums";
     finding.count = legacy;
-    finding.text = fmt::format(
+    finding.text = Format(
         "{} files are legacy containers, which carry no checksums: their structure was read, their "
         "content cannot be proved whole",
         legacy);

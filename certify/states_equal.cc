@@ -2,11 +2,11 @@
 // state of every tensor that both sides have, vocabulary padding where both have it. Does not
 // cover: vocabulary padding rows of one side alone, which R7 lists.
 #include <ATen/Tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <set>
 
+#include "certify/format.h"
 #include "certify/holder_map.h"
 #include "certify/pair_laws.h"
 
@@ -36,7 +36,7 @@ std::string PermutedShardsText(const at::Tensor& expected, const at::Tensor& fou
       if (CompareBits(shard(expected, j), shard(found, i)).equal()) from = j;
     if (from < 0) return "";
     if (from != i)
-      text += fmt::format("{} tp{} holds what tp{} should", text.empty() ? ";" : ",", i, from);
+      text += Format("{} tp{} holds what tp{} should", text.empty() ? ";" : ",", i, from);
   }
   return text;
 }
@@ -106,18 +106,18 @@ void StatesEqual::Visit(size_t target_index, const std::string& state,
   }
   auto expected = source_.oracle->Assemble(match->second, rule->source_state);
   if (!expected.ok()) {
-    report.Incomplete(fmt::format("{} of {} cannot be put together from the source: {}",
-                                  rule->source_state, source.name, expected.error().ToString()));
+    report.Incomplete(Format("{} of {} cannot be put together from the source: {}",
+                             rule->source_state, source.name, expected.error().ToString()));
     return;
   }
   if (expected.value().covered != expected.value().value.numel() ||
       assembled.covered != assembled.value.numel()) {
-    report.Incomplete(fmt::format("{} of {} is not whole", state, target.name));
+    report.Incomplete(Format("{} of {} is not whole", state, target.name));
     return;
   }
   Pair pair{target_index, state, *rule, expected.value().value, assembled.value};
   if (!CutToCommonRows(match->second, pair)) {
-    report.Incomplete(fmt::format("{} has another shape in the target", target.name));
+    report.Incomplete(Format("{} has another shape in the target", target.name));
     return;
   }
   if (&report == &moments_) {
@@ -135,7 +135,7 @@ void StatesEqual::VisitMadeUp(size_t target_index, const std::string& state,
   const int64_t nonzero = value.count_nonzero().item<int64_t>();
   if (nonzero == 0) {
     Note("made-up", target_index, state,
-         fmt::format("{} of {} is made up (zeros): the source has none", state, name));
+         Format("{} of {} is made up (zeros): the source has none", state, name));
     return;
   }
   Finding finding;
@@ -144,7 +144,7 @@ void StatesEqual::VisitMadeUp(size_t target_index, const std::string& state,
   finding.tensor = name;
   finding.state = state;
   finding.count = nonzero;
-  finding.text = fmt::format("{} of {} is in the target alone, and not zero", state, name);
+  finding.text = Format("{} of {} is in the target alone, and not zero", state, name);
   ReportOf(state).Add(std::move(finding), static_cast<int64_t>(target_index));
 }
 
@@ -163,12 +163,12 @@ bool StatesEqual::CutToCommonRows(size_t source_index, Pair& pair) {
     const at::Tensor extra = pair.found.narrow(0, common, target_rows - common);
     const bool zeros = extra.count_nonzero().item<int64_t>() == 0;
     Note("made-up", pair.target_index, pair.state,
-         fmt::format("{} of {}: vocabulary padding rows {} to {} are made up ({})", pair.state,
-                     target.name, common, target_rows - 1, zeros ? "zeros" : "not zeros"));
+         Format("{} of {}: vocabulary padding rows {} to {} are made up ({})", pair.state,
+                target.name, common, target_rows - 1, zeros ? "zeros" : "not zeros"));
   } else {
     Note("dropped", pair.target_index, pair.state,
-         fmt::format("{} of {}: vocabulary padding rows {} to {} of the source are dropped",
-                     pair.state, target.name, common, source_rows - 1));
+         Format("{} of {}: vocabulary padding rows {} to {} of the source are dropped", pair.state,
+                target.name, common, source_rows - 1));
   }
   pair.expected = pair.expected.narrow(0, 0, common);
   pair.found = pair.found.narrow(0, 0, common);
@@ -183,8 +183,8 @@ void StatesEqual::CompareValues(const Pair& pair) {
   } else if (IsConvertible(pair.expected, pair.found)) {
     AddDifference(pair, CompareConverted(pair.expected, pair.found, true));
   } else {
-    report.Incomplete(fmt::format("{} of {} has a type that cannot be compared", pair.state,
-                                  target_.tensors()[pair.target_index].name));
+    report.Incomplete(Format("{} of {} has a type that cannot be compared", pair.state,
+                             target_.tensors()[pair.target_index].name));
   }
 }
 
@@ -200,9 +200,9 @@ void StatesEqual::AddDifference(const Pair& pair, const Difference& difference) 
   finding.state = pair.state;
   finding.first_index = difference.first_index;
   finding.count = difference.differing;
-  finding.text = fmt::format("{} of {}{}: {}", pair.state, info.name,
-                             pair.rule.words.empty() ? "" : " against " + pair.rule.words,
-                             DifferenceText(difference));
+  finding.text = Format("{} of {}{}: {}", pair.state, info.name,
+                        pair.rule.words.empty() ? "" : " against " + pair.rule.words,
+                        DifferenceText(difference));
   finding.text += PermutedShardsText(pair.expected, pair.found, info.partition_dim,
                                      target_.summary().tensor_parallel);
   if (pair.expected.scalar_type() == pair.found.scalar_type()) {
@@ -226,7 +226,7 @@ void StatesEqual::CompareWeightWithMaster(size_t source_index, size_t target_ind
   const auto master = target_.oracle->Assemble(target_index, oracle::kMaster);
   const std::string& name = target_.tensors()[target_index].name;
   if (!weight.ok() || !master.ok()) {
-    weights_.Incomplete(fmt::format("weight of {} cannot be put together", name));
+    weights_.Incomplete(Format("weight of {} cannot be put together", name));
     return;
   }
   Pair pair{target_index,
@@ -235,7 +235,7 @@ void StatesEqual::CompareWeightWithMaster(size_t source_index, size_t target_ind
             weight.value().value,
             master.value().value};
   if (!CutToCommonRows(source_index, pair) || !IsConvertible(pair.expected, pair.found)) {
-    weights_.Incomplete(fmt::format("weight of {} cannot be compared", name));
+    weights_.Incomplete(Format("weight of {} cannot be compared", name));
     return;
   }
   std::swap(pair.expected, pair.found);
@@ -269,7 +269,7 @@ void StatesEqual::JudgeMissingStates() {
       finding.tensor = target.name;
       finding.state = state;
       finding.count = NumelOfShape(source.shape);
-      finding.text = fmt::format("the target has no {} of {}", state, target.name);
+      finding.text = Format("the target has no {} of {}", state, target.name);
       ReportOf(state).Add(std::move(finding), static_cast<int64_t>(i));
     }
   }

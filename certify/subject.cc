@@ -1,20 +1,20 @@
 #include "certify/subject.h"
 
 #include <ATen/Tensor.h>
-#include <fmt/format.h>
 
 #include <charconv>
 #include <string_view>
 #include <utility>
 
 #include "certify/compare_bits.h"
+#include "certify/format.h"
 
 namespace certify {
 
 void Subject::ReportLeftOut(Report& report) const {
   if (left_out == 0) return;
-  report.Incomplete(fmt::format("{} of {} tensors are left out by the pattern '{}'", left_out,
-                                tensors().size(), only));
+  report.Incomplete(Format("{} of {} tensors are left out by the pattern '{}'", left_out,
+                           tensors().size(), only));
 }
 
 checkpoint::Result<Subject> SelectSubject(std::shared_ptr<const oracle::Oracle> oracle,
@@ -24,13 +24,13 @@ checkpoint::Result<Subject> SelectSubject(std::shared_ptr<const oracle::Oracle> 
   subject.only = only;
   subject.selected.assign(subject.tensors().size(), true);
   if (only.empty()) return subject;
-  const std::string pattern = fmt::format("(?s).*(?:{}).*", only);
+  const std::string pattern = Format("(?s).*(?:{}).*", only);
   for (size_t i = 0; i < subject.tensors().size(); ++i) {
     const oracle::TensorInfo& info = subject.tensors()[i];
     auto by_name = checkpoint::MatchesWhole(pattern, info.name);
     auto by_canonical = checkpoint::MatchesWhole(pattern, info.canonical);
     if (!by_name.ok() || !by_canonical.ok())
-      return checkpoint::Error{checkpoint::ErrorCode::kUsage, fmt::format("'{}'", only),
+      return checkpoint::Error{checkpoint::ErrorCode::kUsage, Format("'{}'", only),
                                "a regular expression (RE2 syntax)", "--only",
                                "Write a pattern such as 'layers[.]3[.]'."};
     subject.selected[i] = by_name.value() || by_canonical.value();
