@@ -12,7 +12,8 @@ using checkpoint::Error;
 using checkpoint::ErrorCode;
 using checkpoint::Result;
 
-at::Tensor JoinShards(const std::vector<at::Tensor>& shards, int64_t dimension, const Shares& shares) {
+at::Tensor JoinShards(const std::vector<at::Tensor>& shards, int64_t dimension,
+                      const Shares& shares) {
   if (shards.size() == 1) return shards[0];
   if (shares.size() < 2) return at::cat(shards, dimension);
   const int64_t total = std::accumulate(shares.begin(), shares.end(), int64_t{0});
@@ -24,7 +25,8 @@ at::Tensor JoinShards(const std::vector<at::Tensor>& shards, int64_t dimension, 
     for (size_t i = 0; i < parts.size(); ++i) sub_parameters[i].push_back(parts[i]);
   }
   std::vector<at::Tensor> ordered;
-  for (const auto& shards_of_one : sub_parameters) ordered.insert(ordered.end(), shards_of_one.begin(), shards_of_one.end());
+  for (const auto& shards_of_one : sub_parameters)
+    ordered.insert(ordered.end(), shards_of_one.begin(), shards_of_one.end());
   return at::cat(ordered, dimension);
 }
 
@@ -39,8 +41,12 @@ struct Copy {
 class Assembler {
  public:
   Assembler(const TensorEntry& entry, const std::string& state, const JoinRule& rule)
-      : entry_(entry), holders_(entry.holders.at(state)), dtype_(entry.info.states.at(state)), rule_(rule) {
-    const bool full = std::any_of(holders_.begin(), holders_.end(), [](const Holder& holder) { return holder.full; });
+      : entry_(entry),
+        holders_(entry.holders.at(state)),
+        dtype_(entry.info.states.at(state)),
+        rule_(rule) {
+    const bool full = std::any_of(holders_.begin(), holders_.end(),
+                                  [](const Holder& holder) { return holder.full; });
     split_ = entry.info.partition_dim >= 0 && rule.tensor_parallel > 1 && !full;
   }
 
@@ -48,7 +54,8 @@ class Assembler {
     auto numel = checkpoint::NumelOf(entry_.info.shape, entry_.info.name);
     if (!numel.ok()) return numel.error();
     if (numel.value() > rule_.bytes_max / checkpoint::ElementBytes(dtype_)) {
-      return Error{ErrorCode::kLimitExceeded, entry_.info.name + " with " + std::to_string(numel.value()) + " elements",
+      return Error{ErrorCode::kLimitExceeded,
+                   entry_.info.name + " with " + std::to_string(numel.value()) + " elements",
                    "no more than the files can hold", "", "A shape in the files is damaged."};
     }
     std::vector<at::Tensor> shards;
@@ -61,8 +68,11 @@ class Assembler {
       const int64_t total = std::accumulate(rule_.shares.begin(), rule_.shares.end(), int64_t{0});
       for (const at::Tensor& shard : shards) {
         if (rule_.shares.size() < 2 || (total > 0 && shard.size(dimension) % total == 0)) continue;
-        return Error{ErrorCode::kInconsistent, entry_.info.name + " with a shard of " + std::to_string(shard.size(dimension)) + " rows",
-                     "a multiple of its sub-parameters' " + std::to_string(total), "", "Mend the declared sub-parameters."};
+        return Error{ErrorCode::kInconsistent,
+                     entry_.info.name + " with a shard of " +
+                         std::to_string(shard.size(dimension)) + " rows",
+                     "a multiple of its sub-parameters' " + std::to_string(total), "",
+                     "Mend the declared sub-parameters."};
       }
       result_.value = JoinShards(shards, dimension, rule_.shares);
     }
@@ -71,12 +81,15 @@ class Assembler {
   }
 
  private:
-  // The shard of one tensor rank (or the whole of a replicated tensor): the first complete copy; all others are compared with it.
+  // The shard of one tensor rank (or the whole of a replicated tensor): the first complete copy;
+  // all others are compared with it.
   at::Tensor Part(int32_t part, bool stale) {
     std::vector<Copy> copies = CopiesOf(part, stale);
-    if (copies.empty()) return at::zeros(EmptyShape(), at::TensorOptions().dtype(ScalarTypeOf(dtype_)));
-    const auto chosen = std::max_element(copies.begin(), copies.end(),
-                                         [](const Copy& a, const Copy& b) { return a.present < b.present; });
+    if (copies.empty())
+      return at::zeros(EmptyShape(), at::TensorOptions().dtype(ScalarTypeOf(dtype_)));
+    const auto chosen =
+        std::max_element(copies.begin(), copies.end(),
+                         [](const Copy& a, const Copy& b) { return a.present < b.present; });
     result_.covered += chosen->present;
     for (const Copy& copy : copies) {
       for (const Segment& segment : copy.segments) {
@@ -108,12 +121,14 @@ class Assembler {
     result_.disagreements.push_back(*comparison.disagreement);
   }
 
-  // Later stages' copies of a parameter that only the first stage trains: each against the real one, and against each other.
+  // Later stages' copies of a parameter that only the first stage trains: each against the real
+  // one, and against each other.
   void CompareStale(int32_t part, const Copy& real) {
     const std::vector<Copy> copies = CopiesOf(part, true);
     for (const Copy& copy : copies) {
       Compare(real, copy, true);
-      if (copy.holder->rank.stage == copies.front().holder->rank.stage && &copy != &copies.front()) {
+      if (copy.holder->rank.stage == copies.front().holder->rank.stage &&
+          &copy != &copies.front()) {
         Compare(copies.front(), copy, false);
       }
     }
@@ -136,7 +151,8 @@ class Assembler {
 
   // Universal folders hold no vocabulary padding; the weights beside them do.
   at::Tensor WithoutForeignRows(const at::Tensor& value) const {
-    const bool longer = entry_.info.vocabulary_rows >= 0 && value.dim() > 0 && value.size(0) > entry_.info.shape[0];
+    const bool longer =
+        entry_.info.vocabulary_rows >= 0 && value.dim() > 0 && value.size(0) > entry_.info.shape[0];
     return longer ? value.narrow(0, 0, entry_.info.shape[0]) : value;
   }
 
@@ -150,11 +166,13 @@ class Assembler {
 
 }  // namespace
 
-Result<Assembled> AssembleState(const TensorEntry& entry, const std::string& state, const JoinRule& rule) {
+Result<Assembled> AssembleState(const TensorEntry& entry, const std::string& state,
+                                const JoinRule& rule) {
   return Assembler(entry, state, rule).Run(false);
 }
 
-Result<at::Tensor> AssembleStale(const TensorEntry& entry, const std::string& state, const JoinRule& rule) {
+Result<at::Tensor> AssembleStale(const TensorEntry& entry, const std::string& state,
+                                 const JoinRule& rule) {
   CK_TRY(Assembled assembled, Assembler(entry, state, rule).Run(true));
   return assembled.value;
 }

@@ -1,5 +1,6 @@
-// The oracle against real checkpoints with truth taken from the memory of the processes that wrote them: every tensor, every state, bit
-// for bit. Runs are found by listing the corpus; nothing here knows their names but for what README.md of the corpus promises.
+// The oracle against real checkpoints with truth taken from the memory of the processes that wrote
+// them: every tensor, every state, bit for bit. Runs are found by listing the corpus; nothing here
+// knows their names but for what README.md of the corpus promises.
 #include <gtest/gtest.h>
 #include <openssl/sha.h>
 
@@ -66,7 +67,8 @@ size_t IndexOf(const Oracle& oracle, const std::string& name) {
 }
 
 // One state against its digest. `truth` has sha256, and for vocabulary tensors unpadded_sha256.
-void ExpectState(const Oracle& oracle, size_t index, const std::string& state, const json& truth, Tally& tally) {
+void ExpectState(const Oracle& oracle, size_t index, const std::string& state, const json& truth,
+                 Tally& tally) {
   const TensorInfo& info = oracle.tensors()[index];
   const std::string where = info.name + " " + state;
   ASSERT_EQ(info.states.count(state), 1u) << where;
@@ -77,7 +79,8 @@ void ExpectState(const Oracle& oracle, size_t index, const std::string& state, c
   EXPECT_EQ(assembled.value().held_twice, 0) << where;
   EXPECT_EQ(value.sizes().vec(), info.shape) << where;
   for (const Disagreement& disagreement : assembled.value().disagreements) {
-    EXPECT_TRUE(disagreement.known_stale) << where << " " << disagreement.first.file << " and " << disagreement.second.file;
+    EXPECT_TRUE(disagreement.known_stale)
+        << where << " " << disagreement.first.file << " and " << disagreement.second.file;
   }
   std::string expected = truth["sha256"];
   if (truth.contains("unpadded_sha256")) {
@@ -108,8 +111,10 @@ void Print(const fs::path& run, const Oracle& oracle, const Tally& tally) {
   for (const Finding& finding : oracle.summary().findings) kinds.insert(finding.kind);
   std::string findings;
   for (const std::string& kind : kinds) findings += " " + kind;
-  std::cout << "[ corpus   ] " << run.filename().string() << " tensors " << tally.tensors << " states " << tally.states << " elements "
-            << tally.elements << (tally.wrong == 0 ? " ok" : " WRONG") << " " << oracle.summary().wrapper << findings << "\n";
+  std::cout << "[ corpus   ] " << run.filename().string() << " tensors " << tally.tensors
+            << " states " << tally.states << " elements " << tally.elements
+            << (tally.wrong == 0 ? " ok" : " WRONG") << " " << oracle.summary().wrapper << findings
+            << "\n";
 }
 
 std::string DType(const json& options) { return options["dtype"]; }
@@ -147,7 +152,8 @@ void ExpectMegatronRun(const fs::path& run, const json& truth, bool universal) {
     EXPECT_GE(info.group, 0) << name;
     ++tally.tensors;
     for (const auto& [state, digest] : parameter["states"].items()) {
-      if (universal && state == "weight") continue;  // a universal folder of a pipeline holds no weights
+      if (universal && state == "weight")
+        continue;  // a universal folder of a pipeline holds no weights
       ExpectState(oracle, index, OurState(state), digest, tally);
     }
   }
@@ -167,12 +173,14 @@ void ExpectStaleCopies(const fs::path& run, const json& truth) {
     if (parameter.contains("tied_copies") && parameter["tied_copies"].is_object()) {
       for (const auto& [stage, states] : parameter["tied_copies"].items()) {
         for (const auto& [state, copy] : states.items()) {
-          if (copy.contains("sha256") && state != "weight") expected[OurState(state)] = copy["sha256"];
+          if (copy.contains("sha256") && state != "weight")
+            expected[OurState(state)] = copy["sha256"];
         }
       }
     }
     EXPECT_EQ(copies.value().size(), expected.size()) << parameter["name"];
-    for (const auto& [state, digest] : expected) EXPECT_EQ(Sha256(copies.value().at(state)), digest) << parameter["name"] << state;
+    for (const auto& [state, digest] : expected)
+      EXPECT_EQ(Sha256(copies.value().at(state)), digest) << parameter["name"] << state;
   }
 }
 
@@ -203,7 +211,8 @@ std::string PlainWrapper(const json& truth) {
 void ExpectFindings(const Oracle& oracle, const json& options) {
   const bool false_maps = options["round_robin"].get<bool>() && !options["align"].get<bool>();
   bool found = false;
-  for (const Finding& finding : oracle.summary().findings) found = found || finding.kind == "false-slice-maps";
+  for (const Finding& finding : oracle.summary().findings)
+    found = found || finding.kind == "false-slice-maps";
   EXPECT_EQ(found, false_maps);
 }
 
@@ -218,7 +227,8 @@ void ExpectBuffers(const Oracle& oracle, const json& truth, Tally& tally) {
   }
 }
 
-void ExpectPlainParameter(const Oracle& oracle, const std::string& name, const json& parameter, Tally& tally) {
+void ExpectPlainParameter(const Oracle& oracle, const std::string& name, const json& parameter,
+                          Tally& tally) {
   const size_t index = IndexOf(oracle, name);
   ASSERT_LT(index, oracle.tensors().size()) << name;
   const TensorInfo& info = oracle.tensors()[index];
@@ -234,7 +244,8 @@ void ExpectPlainParameter(const Oracle& oracle, const std::string& name, const j
   }
   EXPECT_EQ(info.role == Role::kTrainable, states.size() > 1) << name;
   EXPECT_EQ(info.group >= 0, states.size() > 1) << name;
-  for (const auto& [state, digest] : states.items()) ExpectState(oracle, index, OurState(state), digest, tally);
+  for (const auto& [state, digest] : states.items())
+    ExpectState(oracle, index, OurState(state), digest, tally);
 }
 
 TEST(CorpusDeepSpeedTest, EveryStateOfEveryRunEqualsTruth) {
@@ -264,7 +275,8 @@ TEST(CorpusDeepSpeedTest, EveryStateOfEveryRunEqualsTruth) {
     EXPECT_EQ(oracle.summary().global_steps, truth["global_steps"]);
     EXPECT_EQ(oracle.summary().skipped_steps, truth["skipped_steps"]);
     Tally tally;
-    for (const auto& [name, parameter] : truth["params"].items()) ExpectPlainParameter(oracle, name, parameter, tally);
+    for (const auto& [name, parameter] : truth["params"].items())
+      ExpectPlainParameter(oracle, name, parameter, tally);
     ExpectBuffers(oracle, truth, tally);
     EXPECT_EQ(oracle.tensors().size(), static_cast<size_t>(tally.tensors));
     ExpectFindings(oracle, options);

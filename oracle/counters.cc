@@ -15,7 +15,7 @@ namespace {
 
 struct CounterPath {
   const char* name;
-  std::array<std::string_view, 2> path;       // second may be empty
+  std::array<std::string_view, 2> path;  // second may be empty
 };
 
 constexpr CounterPath kModelCounters[] = {
@@ -62,7 +62,8 @@ void AddOptimizerSteps(Draft& draft, const Value& state, const Place& place) {
     const auto step = StepOf(checkpoint::Get(entry, "step"));
     if (step) values.insert(*step);
   }
-  for (const double value : values) draft.summary.counters.push_back({"optimizer step", value, place});
+  for (const double value : values)
+    draft.summary.counters.push_back({"optimizer step", value, place});
 }
 
 // Elastic files may hold the step beside the list; apex keeps it in the groups.
@@ -71,24 +72,29 @@ void AddGroupSteps(Draft& draft, const Value& dictionary, const Place& place) {
   const bool elastic = checkpoint::SequenceItems(base) != nullptr;
   const size_t before = draft.summary.counters.size();
   AddOptimizerSteps(draft, elastic ? base : checkpoint::Get(base, "state"), place);
-  AddCounter(draft, "optimizer step", checkpoint::Get(dictionary, "base_optimizer_state_step"), place);
+  AddCounter(draft, "optimizer step", checkpoint::Get(dictionary, "base_optimizer_state_step"),
+             place);
   const Value state = checkpoint::Get(base, "state");
   const checkpoint::Items* items = checkpoint::MappingItems(state);
   if (draft.summary.counters.size() > before || items == nullptr || items->empty()) return;
   const Value parameters = checkpoint::Get(base, "param_groups");
   const std::vector<Value>* groups = checkpoint::SequenceItems(parameters);
   if (groups == nullptr) return;
-  for (const Value& group : *groups) AddCounter(draft, "optimizer step", checkpoint::Get(group, "step"), place);
+  for (const Value& group : *groups)
+    AddCounter(draft, "optimizer step", checkpoint::Get(group, "step"), place);
 }
 
 void AddCarried(Draft& draft, const Value& root, const Place& place) {
-  static const std::set<std::string> kTensorKeys{"module", "buffer_names", "optimizer", "param_shapes",
-                                                 "frozen_param_shapes", "frozen_param_fragments", "shared_params"};
+  static const std::set<std::string> kTensorKeys{
+      "module",       "buffer_names",        "optimizer",
+      "param_shapes", "frozen_param_shapes", "frozen_param_fragments",
+      "shared_params"};
   const checkpoint::Items* items = checkpoint::MappingItems(root);
   if (items == nullptr) return;
   for (const auto& [key, value] : *items) {
     const auto name = checkpoint::AsString(key);
-    if (name && kTensorKeys.count(*name) == 0) draft.summary.carried[*name].emplace_back(place, value);
+    if (name && kTensorKeys.count(*name) == 0)
+      draft.summary.carried[*name].emplace_back(place, value);
   }
 }
 
@@ -98,20 +104,25 @@ void AddTagNumber(Draft& draft) {
   size_t begin = tag.size();
   while (begin > 0 && tag[begin - 1] >= '0' && tag[begin - 1] <= '9') --begin;
   if (begin == tag.size() || tag.size() - begin > 15) return;
-  draft.summary.counters.push_back({"tag", static_cast<double>(std::stoll(tag.substr(begin))), {tag, "", {}}});
+  draft.summary.counters.push_back(
+      {"tag", static_cast<double>(std::stoll(tag.substr(begin))), {tag, "", {}}});
 }
 
 void AddLatestIteration(Draft& draft) {
   const std::string name = "latest_checkpointed_iteration.txt";
   auto latest = checkpoint::ReadSmallFile(draft.source.folder.run_folder / "latest", 4096);
-  if (!latest.ok() || latest.value().rfind(draft.source.folder.tag, 0) != 0) return;  // it counts another step
+  if (!latest.ok() || latest.value().rfind(draft.source.folder.tag, 0) != 0)
+    return;  // it counts another step
   auto text = checkpoint::ReadSmallFile(draft.source.folder.run_folder / name, 64);
   if (!text.ok()) return;
   std::string digits = text.value();
   while (!digits.empty() && (digits.back() == '\n' || digits.back() == ' ')) digits.pop_back();
-  const bool number = !digits.empty() && digits.size() <= 15 &&
-                      std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
-  if (number) draft.summary.counters.push_back({"latest_checkpointed_iteration", static_cast<double>(std::stoll(digits)), {name, "", {}}});
+  const bool number =
+      !digits.empty() && digits.size() <= 15 &&
+      std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (number)
+    draft.summary.counters.push_back(
+        {"latest_checkpointed_iteration", static_cast<double>(std::stoll(digits)), {name, "", {}}});
 }
 
 }  // namespace
@@ -120,22 +131,27 @@ void ReadCounters(Draft& draft) {
   const Source& source = draft.source;
   for (const auto& [number, file] : source.model) {
     const Value& root = source.Root(file);
-    const Rank rank{static_cast<int32_t>(number % source.grid.tensor), static_cast<int32_t>(number / source.grid.tensor), 0};
+    const Rank rank{static_cast<int32_t>(number % source.grid.tensor),
+                    static_cast<int32_t>(number / source.grid.tensor), 0};
     const Place place = source.PlaceOf(file, rank);
-    for (const CounterPath& counter : kModelCounters) AddCounter(draft, counter.name, At(root, counter), place);
+    for (const CounterPath& counter : kModelCounters)
+      AddCounter(draft, counter.name, At(root, counter), place);
     const Value optimizer = checkpoint::Get(root, "optimizer");
-    AddOptimizerSteps(draft, checkpoint::GetPath(optimizer, {"optimizer_state_dict", "state"}), place);
+    AddOptimizerSteps(draft, checkpoint::GetPath(optimizer, {"optimizer_state_dict", "state"}),
+                      place);
     AddOptimizerSteps(draft, checkpoint::Get(optimizer, "state"), place);
     if (checkpoint::Has(optimizer, "base_optimizer_state")) AddGroupSteps(draft, optimizer, place);
     AddCarried(draft, root, place);
   }
   for (const auto& [key, file] : source.optimizer) {
     const Value dictionary = checkpoint::Get(source.Root(file), "optimizer_state_dict");
-    const Rank rank{static_cast<int32_t>(key.first % source.grid.tensor), static_cast<int32_t>(key.first / source.grid.tensor),
+    const Rank rank{static_cast<int32_t>(key.first % source.grid.tensor),
+                    static_cast<int32_t>(key.first / source.grid.tensor),
                     static_cast<int32_t>(key.second)};
     const Place place = source.PlaceOf(file, rank);
     AddGroupSteps(draft, dictionary, place);
-    for (const CounterPath& counter : kOptimizerCounters) AddCounter(draft, counter.name, At(dictionary, counter), place);
+    for (const CounterPath& counter : kOptimizerCounters)
+      AddCounter(draft, counter.name, At(dictionary, counter), place);
   }
   AddTagNumber(draft);
   AddLatestIteration(draft);

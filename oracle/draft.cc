@@ -52,19 +52,24 @@ void Draft::AddHolder(const std::string& name, const std::string& state, Holder 
   }
   entry.info.states[state] = holder.dtype();
   for (const Holder& other : holders) {
-    if (other.copy || holder.copy || other.rank.tensor != holder.rank.tensor || other.rank.stage != holder.rank.stage) continue;
-    if (!holder.duplicate) Fault("held-twice", name + " " + state + " is held twice by one rank", {name}, place);
+    if (other.copy || holder.copy || other.rank.tensor != holder.rank.tensor ||
+        other.rank.stage != holder.rank.stage)
+      continue;
+    if (!holder.duplicate)
+      Fault("held-twice", name + " " + state + " is held twice by one rank", {name}, place);
     holder.duplicate = true;
   }
   holders.push_back(std::move(holder));
 }
 
 void Draft::Note(std::string kind, std::string text, std::vector<std::string> names, Place place) {
-  summary.findings.push_back({std::move(kind), std::move(text), std::move(names), false, std::move(place)});
+  summary.findings.push_back(
+      {std::move(kind), std::move(text), std::move(names), false, std::move(place)});
 }
 
 void Draft::Fault(std::string kind, std::string text, std::vector<std::string> names, Place place) {
-  summary.findings.push_back({std::move(kind), std::move(text), std::move(names), true, std::move(place)});
+  summary.findings.push_back(
+      {std::move(kind), std::move(text), std::move(names), true, std::move(place)});
 }
 
 namespace {
@@ -84,15 +89,18 @@ std::map<std::string, std::string> RenderHyperParameters(const Value& stored) {
 
 std::string Listed(const std::map<std::string, std::string>& rendered) {
   std::string text;
-  for (const auto& [name, value] : rendered) text += (text.empty() ? "" : ", ") + name + "=" + value;
+  for (const auto& [name, value] : rendered)
+    text += (text.empty() ? "" : ", ") + name + "=" + value;
   return text;
 }
 
 }  // namespace
 
-int32_t Draft::GroupIndex(const Value& stored, int32_t position, std::map<std::string, int32_t>& seen, const Place& place) {
+int32_t Draft::GroupIndex(const Value& stored, int32_t position,
+                          std::map<std::string, int32_t>& seen, const Place& place) {
   const std::map<std::string, std::string> rendered = RenderHyperParameters(stored);
-  // A group is known by its name or its weight decay, and by how many alike came before it on this rank.
+  // A group is known by its name or its weight decay, and by how many alike came before it on this
+  // rank.
   std::string key = checkpoint::IsNone(stored) ? "position " + std::to_string(position) : "";
   for (const char* part : {"name", "weight_decay"}) {
     const auto found = rendered.find(part);
@@ -105,8 +113,8 @@ int32_t Draft::GroupIndex(const Value& stored, int32_t position, std::map<std::s
     const GroupInfo& group = summary.groups[static_cast<size_t>(index)];
     if (group.hyper_parameters != rendered) {
       Fault("hyper-parameters-differ",
-            "group " + std::to_string(index) + " has {" + Listed(rendered) + "} here and {" + Listed(group.hyper_parameters) +
-                "} on an earlier rank",
+            "group " + std::to_string(index) + " has {" + Listed(rendered) + "} here and {" +
+                Listed(group.hyper_parameters) + "} on an earlier rank",
             {}, place);
     }
     return index;

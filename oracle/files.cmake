@@ -19,8 +19,10 @@ set(ORACLE_SOURCES
   universal.cc
 )
 set(ORACLE_TESTS
+  changed_checkpoint_test.cc
   corpus_oracle_test.cc
   holder_test.cc
+  mutation_test.cc
   names_test.cc
   oracle_test.cc
   order_test.cc

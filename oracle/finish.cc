@@ -19,7 +19,8 @@ Status DecideKinds(Draft& draft) {
   for (TensorEntry& entry : draft.tensors) {
     if (!entry.kind.canonical.empty()) continue;
     CK_TRY(entry.kind, draft.naming.KindOf(entry.info.name));
-    if (!entry.kind.disagreement.empty()) disagreements[entry.kind.disagreement].push_back(entry.info.name);
+    if (!entry.kind.disagreement.empty())
+      disagreements[entry.kind.disagreement].push_back(entry.info.name);
   }
   for (auto& [text, names] : disagreements) draft.Note("rules-disagree", text, std::move(names));
   return checkpoint::Done{};
@@ -44,6 +45,10 @@ class Finisher {
       MarkStaleCopies(entry);
       CK_DO(MeasureShape(entry));
     }
+    for (TensorEntry& entry : draft_.tensors) {
+      const TensorEntry* named = draft_.Find(entry.info.alias_of);
+      if (named != nullptr) entry.info.shape = named->info.shape;
+    }
     SortTensors();
     FillCuts();
     PlaceWeights();
@@ -57,7 +62,8 @@ class Finisher {
     std::optional<DType> weight;
     for (const TensorEntry& entry : draft_.tensors) {
       if (entry.info.role != Role::kTrainable) continue;
-      for (const auto& [state, dtype] : entry.info.states) (state == kWeight ? weight.emplace(dtype) : trained[state] = dtype);
+      for (const auto& [state, dtype] : entry.info.states)
+        (state == kWeight ? weight.emplace(dtype) : trained[state] = dtype);
     }
     for (const std::string& name : draft_.incomplete) {
       TensorEntry& entry = draft_.Entry(name);
@@ -88,20 +94,31 @@ class Finisher {
     const ParameterKind& kind = entry.kind;
     const bool parameter = entry.info.role != Role::kBuffer && entry.info.alias_of.empty();
     if (parameter && !kind.named && draft_.source.grid.tensor > 1) {
-      return Error{ErrorCode::kUnnamedParameter, "parameter " + entry.info.name + " that no rule names",
-                   "a rule that says whether and how it is split over " + std::to_string(draft_.source.grid.tensor) +
-                       " tensor ranks",
+      return Error{ErrorCode::kUnnamedParameter,
+                   "parameter " + entry.info.name + " that no rule names",
+                   "a rule that says whether and how it is split over " +
+                       std::to_string(draft_.source.grid.tensor) + " tensor ranks",
                    draft_.source.folder.step_folder.string(), "Name it in a rules file (--rules)."};
     }
     entry.info.canonical = kind.canonical;
     entry.info.rule = kind.rule;
     switch (kind.parallel) {
-      case Parallel::kReplicated: entry.info.parallel = "replicated"; break;
-      case Parallel::kColumn: entry.info.parallel = "column"; break;
-      case Parallel::kRow: entry.info.parallel = "row"; break;
-      case Parallel::kVocabulary: entry.info.parallel = "vocabulary"; break;
+      case Parallel::kReplicated:
+        entry.info.parallel = "replicated";
+        break;
+      case Parallel::kColumn:
+        entry.info.parallel = "column";
+        break;
+      case Parallel::kRow:
+        entry.info.parallel = "row";
+        break;
+      case Parallel::kVocabulary:
+        entry.info.parallel = "vocabulary";
+        break;
     }
-    entry.info.partition_dim = kind.parallel == Parallel::kReplicated ? -1 : kind.parallel == Parallel::kRow ? 1 : 0;
+    entry.info.partition_dim = kind.parallel == Parallel::kReplicated ? -1
+                               : kind.parallel == Parallel::kRow      ? 1
+                                                                      : 0;
     return checkpoint::Done{};
   }
 
@@ -120,7 +137,8 @@ class Finisher {
     std::map<int32_t, std::vector<int64_t>> shapes;
     const auto weights = entry.holders.find(kWeight);
     if (weights != entry.holders.end()) {
-      for (const Holder& holder : weights->second) shapes.try_emplace(holder.rank.tensor, holder.shape);
+      for (const Holder& holder : weights->second)
+        shapes.try_emplace(holder.rank.tensor, holder.shape);
     }
     for (const auto& [state, holders] : entry.holders) {
       for (const Holder& holder : holders) shapes.try_emplace(holder.rank.tensor, holder.shape);
@@ -141,15 +159,18 @@ class Finisher {
     if (dimension < 0 || !entry.info.alias_of.empty()) {
       for (const auto& [tensor, shape] : shapes) {
         if (shape == entry.info.shape) continue;
-        draft_.Fault("shape-contradiction", entry.info.name + " is replicated, but its shape differs between tensor ranks",
+        draft_.Fault("shape-contradiction",
+                     entry.info.name + " is replicated, but its shape differs between tensor ranks",
                      {entry.info.name});
       }
       return FinishVocabulary(entry);
     }
     if (dimension >= static_cast<int32_t>(entry.info.shape.size())) {
-      return Error{ErrorCode::kInconsistent, entry.info.name + " with " + std::to_string(entry.info.shape.size()) + " dimensions",
-                   "at least " + std::to_string(dimension + 1) + " (" + entry.info.rule + ")",
-                   draft_.source.folder.step_folder.string(), "Mend the rule."};
+      return Error{
+          ErrorCode::kInconsistent,
+          entry.info.name + " with " + std::to_string(entry.info.shape.size()) + " dimensions",
+          "at least " + std::to_string(dimension + 1) + " (" + entry.info.rule + ")",
+          draft_.source.folder.step_folder.string(), "Mend the rule."};
     }
     int64_t extent = 0;
     for (int32_t tensor = 0; tensor < draft_.source.grid.tensor; ++tensor) {
@@ -171,7 +192,8 @@ class Finisher {
   }
 
   // A copy of as many elements takes the weight's shape; any other contradicts it and is left out.
-  void DropForeignShapes(TensorEntry& entry, const std::map<int32_t, std::vector<int64_t>>& shapes) {
+  void DropForeignShapes(TensorEntry& entry,
+                         const std::map<int32_t, std::vector<int64_t>>& shapes) {
     for (auto& [state, holders] : entry.holders) {
       std::erase_if(holders, [&](Holder& holder) {
         const std::vector<int64_t>& shape = shapes.at(holder.rank.tensor);
@@ -181,26 +203,34 @@ class Finisher {
           return false;
         }
         draft_.Fault("shape-contradiction",
-                     entry.info.name + " " + state + " has another shape than the weight on " + holder.rank.ToString(),
-                     {entry.info.name}, holder.whole ? holder.whole->place : Place{"", "", holder.rank});
+                     entry.info.name + " " + state + " has another shape than the weight on " +
+                         holder.rank.ToString(),
+                     {entry.info.name},
+                     holder.whole ? holder.whole->place : Place{"", "", holder.rank});
         return true;
       });
     }
   }
 
   Status FinishVocabulary(TensorEntry& entry) {
-    if (entry.kind.parallel != Parallel::kVocabulary || entry.info.shape.empty()) return checkpoint::Done{};
+    if (entry.kind.parallel != Parallel::kVocabulary || entry.info.shape.empty())
+      return checkpoint::Done{};
     const Value& root = draft_.source.Root(draft_.source.AnyModel());
-    auto rows = checkpoint::AsInt(checkpoint::GetPath(root, {"universal_checkpoint_info", "original_vocab_size"}));
-    if (!rows) rows = checkpoint::AsInt(checkpoint::GetPath(root, {"checkpoint_info", "original_vocab_size"}));
+    auto rows = checkpoint::AsInt(
+        checkpoint::GetPath(root, {"universal_checkpoint_info", "original_vocab_size"}));
+    if (!rows)
+      rows =
+          checkpoint::AsInt(checkpoint::GetPath(root, {"checkpoint_info", "original_vocab_size"}));
     entry.info.vocabulary_rows = entry.info.shape[0];
     if (!rows) {
-      draft_.Note("vocabulary-size-unknown", "no file says how many rows of " + entry.info.name + " are vocabulary; all are taken",
-                  {entry.info.name});
+      draft_.Note(
+          "vocabulary-size-unknown",
+          "no file says how many rows of " + entry.info.name + " are vocabulary; all are taken",
+          {entry.info.name});
     } else if (*rows < 0 || *rows > entry.info.shape[0]) {
       draft_.Fault("vocabulary-larger-than-tensor",
-                   "the files say " + std::to_string(*rows) + " vocabulary rows, " + entry.info.name + " has " +
-                       std::to_string(entry.info.shape[0]),
+                   "the files say " + std::to_string(*rows) + " vocabulary rows, " +
+                       entry.info.name + " has " + std::to_string(entry.info.shape[0]),
                    {entry.info.name});
     } else {
       entry.info.vocabulary_rows = *rows;
@@ -216,7 +246,8 @@ class Finisher {
     std::stable_sort(draft_.tensors.begin(), draft_.tensors.end(),
                      [](const TensorEntry& a, const TensorEntry& b) { return a.layer < b.layer; });
     draft_.index_of.clear();
-    for (size_t i = 0; i < draft_.tensors.size(); ++i) draft_.index_of[draft_.tensors[i].info.name] = i;
+    for (size_t i = 0; i < draft_.tensors.size(); ++i)
+      draft_.index_of[draft_.tensors[i].info.name] = i;
   }
 
   // First layer of each stage that the states show, and one past the last layer.
@@ -234,7 +265,8 @@ class Finisher {
       }
     }
     if (static_cast<int32_t>(first_layer.size()) != draft_.source.grid.pipeline) return;
-    for (const auto& [stage, layer] : first_layer) draft_.summary.cuts.push_back(stage == 0 ? 0 : layer);
+    for (const auto& [stage, layer] : first_layer)
+      draft_.summary.cuts.push_back(stage == 0 ? 0 : layer);
     draft_.summary.cuts.push_back(last);
   }
 

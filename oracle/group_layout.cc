@@ -39,10 +39,12 @@ GroupLayout LayoutFromShapes(const Value& shapes, const std::vector<int64_t>& pa
     const auto shape = checkpoint::AsIntList((*items)[i].second);
     if (!name || !shape) continue;
     auto numel = checkpoint::NumelOf(*shape, *name);
-    if (!numel.ok() || layout.numel > checkpoint::kTensorNumelMax) continue;  // the padding account shows it
+    if (!numel.ok() || layout.numel > checkpoint::kTensorNumelMax)
+      continue;  // the padding account shows it
     layout.members.push_back({*name, *shape, layout.numel});
     layout.numel += numel.value();
-    if (i + 1 < items->size() && i < pads.size()) layout.numel += std::clamp<int64_t>(pads[i], 0, checkpoint::kTensorNumelMax);
+    if (i + 1 < items->size() && i < pads.size())
+      layout.numel += std::clamp<int64_t>(pads[i], 0, checkpoint::kTensorNumelMax);
   }
   return layout;
 }
@@ -50,7 +52,7 @@ GroupLayout LayoutFromShapes(const Value& shapes, const std::vector<int64_t>& pa
 namespace {
 
 struct Fragment {
-  int64_t start = 0, numel = 0;   // start inside the partition
+  int64_t start = 0, numel = 0;  // start inside the partition
 };
 
 std::map<std::string, Fragment> FragmentsOf(const Value& dictionary, int32_t position) {
@@ -62,7 +64,8 @@ std::map<std::string, Fragment> FragmentsOf(const Value& dictionary, int32_t pos
   if (items == nullptr) return fragments;
   for (const auto& [key, value] : *items) {
     const auto name = checkpoint::AsString(key);
-    const auto start = checkpoint::AsInt(checkpoint::Get(value, "start")), numel = checkpoint::AsInt(checkpoint::Get(value, "numel"));
+    const auto start = checkpoint::AsInt(checkpoint::Get(value, "start")),
+               numel = checkpoint::AsInt(checkpoint::Get(value, "numel"));
     if (name && start && numel) fragments[*name] = {*start, *numel};
   }
   return fragments;
@@ -77,20 +80,23 @@ bool HasMaps(const Value& dictionary) {
 
 namespace {
 
-// Where a parameter lies in the flat group, as far as the fragments of the files that are there tell.
+// Where a parameter lies in the flat group, as far as the fragments of the files that are there
+// tell.
 struct Extent {
   int64_t start = -1, numel = 0;
   size_t last_rank = 0;
 };
 
-// Adds the next fragment; false where fragments of neighbouring ranks do not join. A rank whose file is missing leaves a hole.
+// Adds the next fragment; false where fragments of neighbouring ranks do not join. A rank whose
+// file is missing leaves a hole.
 bool Join(const RankFiles& rank, size_t data, int64_t flat_start, int64_t numel, Extent& extent) {
   if (extent.start < 0) {
     extent = {flat_start, numel, data};
     return true;
   }
   bool hole = false;
-  for (size_t between = extent.last_rank + 1; between < data; ++between) hole = hole || !rank.dictionaries[between];
+  for (size_t between = extent.last_rank + 1; between < data; ++between)
+    hole = hole || !rank.dictionaries[between];
   if (!hole && extent.start + extent.numel != flat_start) return false;
   extent.numel = flat_start + numel - extent.start;
   extent.last_rank = data;
@@ -98,10 +104,12 @@ bool Join(const RankFiles& rank, size_t data, int64_t flat_start, int64_t numel,
 }
 
 // The whole extent of a parameter whose first or last part is in a missing file.
-Extent Completed(const RankFiles& rank, const GroupFacts& facts, Extent extent, int64_t whole_numel) {
+Extent Completed(const RankFiles& rank, const GroupFacts& facts, Extent extent,
+                 int64_t whole_numel) {
   if (extent.numel >= whole_numel) return extent;
   const int64_t first_rank = extent.start / std::max<int64_t>(facts.partition_numel, 1);
-  const bool at_partition_start = first_rank > 0 && extent.start == first_rank * facts.partition_numel;
+  const bool at_partition_start =
+      first_rank > 0 && extent.start == first_rank * facts.partition_numel;
   if (at_partition_start && !rank.dictionaries[static_cast<size_t>(first_rank - 1)]) {
     extent.start -= whole_numel - extent.numel;
   }
@@ -111,8 +119,9 @@ Extent Completed(const RankFiles& rank, const GroupFacts& facts, Extent extent, 
 
 }  // namespace
 
-std::optional<GroupLayout> LayoutFromMaps(const RankFiles& rank, const GroupFacts& facts,
-                                          const std::map<std::string, std::vector<int64_t>>& shapes) {
+std::optional<GroupLayout> LayoutFromMaps(
+    const RankFiles& rank, const GroupFacts& facts,
+    const std::map<std::string, std::vector<int64_t>>& shapes) {
   std::map<std::string, Extent> extents;
   for (size_t data = 0; data < rank.dictionaries.size(); ++data) {
     const int64_t base = static_cast<int64_t>(data) * facts.partition_numel;
@@ -121,7 +130,8 @@ std::optional<GroupLayout> LayoutFromMaps(const RankFiles& rank, const GroupFact
           fragment.numel > facts.partition_numel - fragment.start) {
         return std::nullopt;
       }
-      if (!Join(rank, data, base + fragment.start, fragment.numel, extents[name])) return std::nullopt;
+      if (!Join(rank, data, base + fragment.start, fragment.numel, extents[name]))
+        return std::nullopt;
     }
   }
   if (extents.empty()) return std::nullopt;
@@ -131,7 +141,8 @@ std::optional<GroupLayout> LayoutFromMaps(const RankFiles& rank, const GroupFact
     const int64_t whole_numel = shape == shapes.end() ? found.numel : Product(shape->second);
     const Extent extent = Completed(rank, facts, found, whole_numel);
     const bool known = shape != shapes.end() && whole_numel == extent.numel;
-    layout.members.push_back({name, known ? shape->second : std::vector<int64_t>{extent.numel}, extent.start});
+    layout.members.push_back(
+        {name, known ? shape->second : std::vector<int64_t>{extent.numel}, extent.start});
   }
   std::sort(layout.members.begin(), layout.members.end(),
             [](const Member& a, const Member& b) { return a.start < b.start; });
@@ -147,14 +158,18 @@ bool MapsAgree(const RankFiles& rank, const GroupFacts& facts, const GroupLayout
     const Value& dictionary = rank.dictionaries[data];
     if (!dictionary || !HasMaps(dictionary)) continue;
     const std::map<std::string, Fragment> fragments = FragmentsOf(dictionary, facts.position);
-    const int64_t begin = static_cast<int64_t>(data) * facts.partition_numel, end = begin + facts.partition_numel;
+    const int64_t begin = static_cast<int64_t>(data) * facts.partition_numel,
+                  end = begin + facts.partition_numel;
     size_t overlapping = 0;
     for (const Member& member : layout.members) {
-      const int64_t first = std::max(member.start, begin), last = std::min(member.start + member.numel(), end);
+      const int64_t first = std::max(member.start, begin),
+                    last = std::min(member.start + member.numel(), end);
       if (first >= last) continue;
       ++overlapping;
       const auto found = fragments.find(member.name);
-      if (found == fragments.end() || found->second.start != first - begin || found->second.numel != last - first) return false;
+      if (found == fragments.end() || found->second.start != first - begin ||
+          found->second.numel != last - first)
+        return false;
     }
     if (overlapping != fragments.size()) return false;
   }
@@ -164,7 +179,9 @@ bool MapsAgree(const RankFiles& rank, const GroupFacts& facts, const GroupLayout
 Value BaseState(const Value& dictionary, int32_t position) {
   const Value base = checkpoint::Get(dictionary, "base_optimizer_state");
   if (const std::vector<Value>* groups = checkpoint::SequenceItems(base)) {  // elastic
-    return position < static_cast<int32_t>(groups->size()) ? (*groups)[static_cast<size_t>(position)] : Value();
+    return position < static_cast<int32_t>(groups->size())
+               ? (*groups)[static_cast<size_t>(position)]
+               : Value();
   }
   return checkpoint::GetIndex(checkpoint::Get(base, "state"), position);
 }

@@ -26,16 +26,26 @@ DType Holder::dtype() const { return whole ? whole->view.storage->dtype : flat->
 
 at::ScalarType ScalarTypeOf(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return at::kFloat;
-    case DType::kFloat16: return at::kHalf;
-    case DType::kBFloat16: return at::kBFloat16;
-    case DType::kFloat64: return at::kDouble;
-    case DType::kInt64: return at::kLong;
-    case DType::kInt32: return at::kInt;
-    case DType::kInt16: return at::kShort;
-    case DType::kInt8: return at::kChar;
-    case DType::kUInt8: return at::kByte;
-    case DType::kBool: return at::kBool;
+    case DType::kFloat32:
+      return at::kFloat;
+    case DType::kFloat16:
+      return at::kHalf;
+    case DType::kBFloat16:
+      return at::kBFloat16;
+    case DType::kFloat64:
+      return at::kDouble;
+    case DType::kInt64:
+      return at::kLong;
+    case DType::kInt32:
+      return at::kInt;
+    case DType::kInt16:
+      return at::kShort;
+    case DType::kInt8:
+      return at::kChar;
+    case DType::kUInt8:
+      return at::kByte;
+    case DType::kBool:
+      return at::kBool;
   }
   return at::kByte;
 }
@@ -45,10 +55,14 @@ namespace {
 // Integer type of the same width, for bit comparisons.
 at::ScalarType BitsType(const at::Tensor& tensor) {
   switch (tensor.element_size()) {
-    case 1: return at::kByte;
-    case 2: return at::kShort;
-    case 4: return at::kInt;
-    default: return at::kLong;
+    case 1:
+      return at::kByte;
+    case 2:
+      return at::kShort;
+    case 4:
+      return at::kInt;
+    default:
+      return at::kLong;
   }
 }
 
@@ -66,7 +80,8 @@ at::Tensor TensorOf(const checkpoint::TensorView& view) {
   const int64_t numel = view.numel();
   if (numel == 0) return at::empty(view.shape, at::TensorOptions().dtype(type));
   const int64_t element_bytes = checkpoint::ElementBytes(view.storage->dtype);
-  const std::byte* begin = checkpoint::StorageBytes(*view.storage).data() + view.offset * element_bytes;
+  const std::byte* begin =
+      checkpoint::StorageBytes(*view.storage).data() + view.offset * element_bytes;
   if (reinterpret_cast<uintptr_t>(begin) % static_cast<uintptr_t>(element_bytes) != 0) {
     // Legacy files have no alignment.
     const int64_t extent = ExtentOf(view);
@@ -75,7 +90,8 @@ at::Tensor TensorOf(const checkpoint::TensorView& view) {
     return copy.as_strided(view.shape, view.strides);
   }
   std::shared_ptr<const checkpoint::MappedFile> file = view.storage->file;
-  void* data = const_cast<std::byte*>(begin);  // mapped read-only: nobody writes into what the oracle returns
+  void* data = const_cast<std::byte*>(
+      begin);  // mapped read-only: nobody writes into what the oracle returns
   return at::from_blob(
       data, view.shape, view.strides, [file](void*) {}, at::TensorOptions().dtype(type));
 }
@@ -83,7 +99,9 @@ at::Tensor TensorOf(const checkpoint::TensorView& view) {
 namespace {
 
 void AppendAbsent(int64_t numel, DType dtype, std::vector<Segment>& segments) {
-  if (numel > 0) segments.push_back({at::zeros({numel}, at::TensorOptions().dtype(ScalarTypeOf(dtype))), false, {}});
+  if (numel > 0)
+    segments.push_back(
+        {at::zeros({numel}, at::TensorOptions().dtype(ScalarTypeOf(dtype))), false, {}});
 }
 
 }  // namespace
@@ -98,7 +116,8 @@ std::vector<Segment> SegmentsOf(const Holder& holder) {
   const int64_t begin = holder.start, end = holder.start + holder.numel();
   int64_t reached = begin;
   for (size_t rank = 0; rank < flat.partitions.size() && reached < end; ++rank) {
-    // Partition `rank` holds elements [rank * partition_numel, (rank + 1) * partition_numel) of the flat group.
+    // Partition `rank` holds elements [rank * partition_numel, (rank + 1) * partition_numel) of the
+    // flat group.
     const int64_t first = static_cast<int64_t>(rank) * flat.partition_numel;
     if (first + flat.partition_numel <= reached) continue;
     const int64_t overlap = std::min(end, first + flat.partition_numel) - reached;
@@ -144,7 +163,8 @@ at::Tensor SliceOf(const Holder& holder, int64_t begin, int64_t numel) {
 
 namespace {
 
-// Integers in the order of the floating-point values, so that their difference counts representable values in between.
+// Integers in the order of the floating-point values, so that their difference counts representable
+// values in between.
 at::Tensor OrderedBits(const at::Tensor& values) {
   if (!values.is_floating_point() || values.element_size() == 8) return values.to(at::kLong);
   const at::Tensor bits = values.view(BitsType(values)).to(at::kLong);
@@ -152,15 +172,18 @@ at::Tensor OrderedBits(const at::Tensor& values) {
   return at::where(bits.lt(0), bits.neg().add(lowest), bits);
 }
 
-// Adds what differs between two flat tensors of equal length that start at `position` of the copies.
-void AddDifferences(const Segment& first, const Segment& second, int64_t position, CopyComparison& total) {
+// Adds what differs between two flat tensors of equal length that start at `position` of the
+// copies.
+void AddDifferences(const Segment& first, const Segment& second, int64_t position,
+                    CopyComparison& total) {
   const at::Tensor a = first.flat, b = second.flat;
   total.compared += a.numel();
   const at::Tensor a_bits = a.view(BitsType(a)), b_bits = b.view(BitsType(b));
   if (at::equal(a_bits, b_bits)) return;
   const at::Tensor where = a_bits.ne(b_bits).nonzero().reshape({-1});
   const at::Tensor a_differing = a.index_select(0, where), b_differing = b.index_select(0, where);
-  const int64_t ulp = OrderedBits(a_differing).sub(OrderedBits(b_differing)).abs().max().item<int64_t>();
+  const int64_t ulp =
+      OrderedBits(a_differing).sub(OrderedBits(b_differing)).abs().max().item<int64_t>();
   if (!total.disagreement) {
     Disagreement found;
     found.first = first.place;
@@ -176,18 +199,21 @@ void AddDifferences(const Segment& first, const Segment& second, int64_t positio
 
 }  // namespace
 
-CopyComparison CompareCopies(const std::vector<Segment>& first, const std::vector<Segment>& second) {
+CopyComparison CompareCopies(const std::vector<Segment>& first,
+                             const std::vector<Segment>& second) {
   CopyComparison total;
   size_t i = 0, j = 0;
   int64_t first_begin = 0, second_begin = 0;
   while (i < first.size() && j < second.size()) {
     const int64_t first_end = first_begin + first[i].flat.numel();
     const int64_t second_end = second_begin + second[j].flat.numel();
-    const int64_t begin = std::max(first_begin, second_begin), end = std::min(first_end, second_end);
+    const int64_t begin = std::max(first_begin, second_begin),
+                  end = std::min(first_end, second_end);
     if (begin < end && first[i].present && second[j].present) {
-      AddDifferences({first[i].flat.narrow(0, begin - first_begin, end - begin), true, first[i].place},
-                     {second[j].flat.narrow(0, begin - second_begin, end - begin), true, second[j].place}, begin,
-                     total);
+      AddDifferences(
+          {first[i].flat.narrow(0, begin - first_begin, end - begin), true, first[i].place},
+          {second[j].flat.narrow(0, begin - second_begin, end - begin), true, second[j].place},
+          begin, total);
     }
     if (first_end <= second_end) {
       first_begin = first_end;
@@ -208,7 +234,8 @@ bool MasterMatchesWeight(const Holder& master, const Holder& weight, int64_t win
   for (const int64_t begin : {int64_t{0}, (numel - window) / 2, numel - window}) {
     const at::Tensor stored = SliceOf(weight, begin, window);
     const at::Tensor rounded = SliceOf(master, begin, window).to(stored.scalar_type());
-    const at::Tensor stored_bits = stored.view(BitsType(stored)), rounded_bits = rounded.view(BitsType(rounded));
+    const at::Tensor stored_bits = stored.view(BitsType(stored)),
+                     rounded_bits = rounded.view(BitsType(rounded));
     if (at::equal(stored_bits, rounded_bits)) {
       if (window == numel) return true;
       continue;

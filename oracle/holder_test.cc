@@ -29,9 +29,11 @@ class HolderTest : public ::testing::Test {
     return mapped;
   }
 
-  // Partitions [0 1 2 3] [4 5 6 7] [8 9] of a flat group of 10 elements, the last one without its padding.
+  // Partitions [0 1 2 3] [4 5 6 7] [8 9] of a flat group of 10 elements, the last one without its
+  // padding.
   std::shared_ptr<FlatState> ThreePartitions() {
-    const std::vector<Stored> mapped = Map({writer_.Flat({0, 1, 2, 3}), writer_.Flat({4, 5, 6, 7}), writer_.Flat({8, 9})});
+    const std::vector<Stored> mapped =
+        Map({writer_.Flat({0, 1, 2, 3}), writer_.Flat({4, 5, 6, 7}), writer_.Flat({8, 9})});
     auto flat = std::make_shared<FlatState>();
     flat->partition_numel = 4;
     for (const Stored& stored : mapped) flat->partitions.emplace_back(stored);
@@ -93,7 +95,8 @@ TEST_F(HolderTest, TransposedTensorIsRowMajorWhenFlat) {
 }
 
 TEST_F(HolderTest, CopiesThatDifferNameTheFirstElementAndTheWorstUlp) {
-  const std::vector<Stored> mapped = Map({writer_.Flat({1, 2, 3, 4}), writer_.Flat({1, 2, 3.0000002384185791F, -4})});
+  const std::vector<Stored> mapped =
+      Map({writer_.Flat({1, 2, 3, 4}), writer_.Flat({1, 2, 3.0000002384185791F, -4})});
   Holder first, second;
   first.whole = mapped[0];
   second.whole = mapped[1];
@@ -123,14 +126,18 @@ TEST_F(HolderTest, OnlyWhatBothHoldIsCompared) {
   auto flat = ThreePartitions();
   auto partial = std::make_shared<FlatState>(*flat);
   partial->partitions[0].reset();
-  const CopyComparison comparison = CompareCopies(SegmentsOf(In(flat, 0, {10})), SegmentsOf(In(partial, 0, {10})));
+  const CopyComparison comparison =
+      CompareCopies(SegmentsOf(In(flat, 0, {10})), SegmentsOf(In(partial, 0, {10})));
   EXPECT_EQ(comparison.compared, 6);
   EXPECT_FALSE(comparison.disagreement);
 }
 
 TEST_F(HolderTest, MasterMatchesItsRoundedWeightOnly) {
-  // 1.00390625 lies between the bfloat16 neighbours 1 and 1.0078125, exactly in the middle: to even, 1.
-  const std::vector<Stored> mapped = Map({writer_.Flat({1.00390625F, 2}), writer_.BFloats({1, 2}, {2}), writer_.BFloats({1.0078125F, 2}, {2})});
+  // 1.00390625 lies between the bfloat16 neighbours 1 and 1.0078125, exactly in the middle: to
+  // even, 1.
+  const std::vector<Stored> mapped =
+      Map({writer_.Flat({1.00390625F, 2}), writer_.BFloats({1, 2}, {2}),
+           writer_.BFloats({1.0078125F, 2}, {2})});
   Holder master, rounded, other;
   master.whole = mapped[0];
   rounded.whole = mapped[1];

@@ -16,7 +16,8 @@ using checkpoint::Value;
 namespace {
 
 // Leaves of nested mappings in order, names joined with '.'.
-void Flatten(const Value& mapping, const std::string& prefix, int64_t depth, std::vector<std::pair<std::string, Value>>& leaves) {
+void Flatten(const Value& mapping, const std::string& prefix, int64_t depth,
+             std::vector<std::pair<std::string, Value>>& leaves) {
   const checkpoint::Items* items = checkpoint::MappingItems(mapping);
   if (items == nullptr || depth > checkpoint::kPickleDepthMax) return;
   for (const auto& [key, value] : *items) {
@@ -54,11 +55,15 @@ Result<ModuleList> ListModules(Draft& draft) {
   const Source& source = draft.source;
   for (const auto& [key, file] : source.layers) {
     if (list.layers.empty() || list.layers.back() != key.first) list.layers.push_back(key.first);
-    CK_DO(AppendFile(draft, {file, key.first, static_cast<int32_t>(key.second), source.Root(file)}, list));
+    CK_DO(AppendFile(draft, {file, key.first, static_cast<int32_t>(key.second), source.Root(file)},
+                     list));
   }
   if (!source.pipelined) {
     for (const auto& [number, file] : source.model) {
-      CK_DO(AppendFile(draft, {file, -1, static_cast<int32_t>(number), checkpoint::Get(source.Root(file), "module")}, list));
+      CK_DO(AppendFile(
+          draft,
+          {file, -1, static_cast<int32_t>(number), checkpoint::Get(source.Root(file), "module")},
+          list));
     }
   }
   return list;
@@ -83,7 +88,8 @@ void AddMappedNames(const Value& optimizer, KnownNames& known) {
     const checkpoint::Items* items = checkpoint::MappingItems(map);
     if (items == nullptr) continue;
     for (const auto& [key, value] : *items) {
-      if (const auto name = checkpoint::AsString(key)) known.shapes.try_emplace(*name, std::vector<int64_t>{-1});
+      if (const auto name = checkpoint::AsString(key))
+        known.shapes.try_emplace(*name, std::vector<int64_t>{-1});
     }
   }
 }
@@ -103,11 +109,13 @@ KnownNames ListKnownNames(const Source& source) {
   for (const auto& [key, file] : source.optimizer) {
     AddMappedNames(checkpoint::Get(source.Root(file), "optimizer_state_dict"), known);
   }
-  for (const std::string& name : source.folder.universal_parameters) known.shapes.try_emplace(name, std::vector<int64_t>{-1});
+  for (const std::string& name : source.folder.universal_parameters)
+    known.shapes.try_emplace(name, std::vector<int64_t>{-1});
   return known;
 }
 
-std::map<int64_t, std::string> TiedLayersByName(const ModuleList& modules, const KnownNames& known) {
+std::map<int64_t, std::string> TiedLayersByName(const ModuleList& modules,
+                                                const KnownNames& known) {
   constexpr char kPrefix[] = "tied_modules.";
   // Tied names as module key -> parameter keys.
   std::map<std::string, std::set<std::string>> tied_modules;
@@ -115,16 +123,19 @@ std::map<int64_t, std::string> TiedLayersByName(const ModuleList& modules, const
     if (name.rfind(kPrefix, 0) != 0) continue;
     const size_t dot = name.find('.', sizeof(kPrefix) - 1);
     if (dot == std::string::npos) continue;
-    tied_modules[name.substr(sizeof(kPrefix) - 1, dot - sizeof(kPrefix) + 1)].insert(name.substr(dot + 1));
+    tied_modules[name.substr(sizeof(kPrefix) - 1, dot - sizeof(kPrefix) + 1)].insert(
+        name.substr(dot + 1));
   }
-  // The layer that has all parameters of the tied module, in their shapes, under none of its own names.
+  // The layer that has all parameters of the tied module, in their shapes, under none of its own
+  // names.
   std::map<int64_t, std::string> tied;
   std::map<int64_t, std::map<std::string, std::vector<int64_t>>> layers;
   std::set<int64_t> own_names;
   for (const ModuleTensor& tensor : modules.tensors) {
     if (tensor.layer < 0) continue;
     layers[tensor.layer][tensor.key] = tensor.stored.view.shape;
-    if (known.shapes.count(std::to_string(tensor.layer) + "." + tensor.key) > 0) own_names.insert(tensor.layer);
+    if (known.shapes.count(std::to_string(tensor.layer) + "." + tensor.key) > 0)
+      own_names.insert(tensor.layer);
   }
   for (const auto& [module, keys] : tied_modules) {
     for (const auto& [layer, tensors] : layers) {
@@ -180,7 +191,8 @@ std::string NameOf(const ModuleTensor& tensor, const std::map<int64_t, std::stri
   return "tied_modules." + module->second + "." + tensor.key;
 }
 
-// Two names of one view of one storage are one parameter: the first in module order is the name, later ones are aliases.
+// Two names of one view of one storage are one parameter: the first in module order is the name,
+// later ones are aliases.
 class AliasFinder {
  public:
   std::string Find(const ModuleTensor& tensor, const std::string& name) {
@@ -192,12 +204,16 @@ class AliasFinder {
   }
 
  private:
-  std::map<std::tuple<const checkpoint::Storage*, int64_t, std::vector<int64_t>, std::vector<int64_t>>, std::string> names_;
+  std::map<
+      std::tuple<const checkpoint::Storage*, int64_t, std::vector<int64_t>, std::vector<int64_t>>,
+      std::string>
+      names_;
 };
 
 }  // namespace
 
-Status AddModules(Draft& draft, const ModuleList& modules, const std::map<int64_t, std::string>& tied) {
+Status AddModules(Draft& draft, const ModuleList& modules,
+                  const std::map<int64_t, std::string>& tied) {
   const std::set<std::string> buffers = BufferNames(draft.source);
   const std::map<std::string, std::string> shared = SharedParameters(draft.source);
   AliasFinder aliases;
@@ -207,11 +223,13 @@ Status AddModules(Draft& draft, const ModuleList& modules, const std::map<int64_
     entry.layer = tensor.layer;
     std::string alias = aliases.Find(tensor, name);
     const auto declared = shared.find(name);
-    const bool copied = alias.empty() && declared != shared.end() && draft.Find(declared->second) != nullptr;
+    const bool copied =
+        alias.empty() && declared != shared.end() && draft.Find(declared->second) != nullptr;
     if (copied) alias = declared->second;
     entry.info.alias_of = alias;
     if (!alias.empty() && !copied) continue;
-    const std::string own = tensor.layer < 0 ? name : std::to_string(tensor.layer) + "." + tensor.key;
+    const std::string own =
+        tensor.layer < 0 ? name : std::to_string(tensor.layer) + "." + tensor.key;
     // Trainable ones are found by their optimizer group later.
     entry.info.role = buffers.count(name) + buffers.count(own) > 0 ? Role::kBuffer : Role::kFrozen;
     Holder holder;

@@ -34,7 +34,8 @@ int64_t NamelessRank::Count() const {
 
 bool HasNamelessOptimizer(const Value& model_root) {
   const Value optimizer = checkpoint::Get(model_root, "optimizer");
-  return checkpoint::Has(optimizer, "fp32_groups_flat") || checkpoint::Has(optimizer, "fp32_groups") ||
+  return checkpoint::Has(optimizer, "fp32_groups_flat") ||
+         checkpoint::Has(optimizer, "fp32_groups") ||
          (checkpoint::Has(optimizer, "state") && checkpoint::Has(optimizer, "param_groups"));
 }
 
@@ -51,10 +52,13 @@ class NamelessReader {
     const Value base = bare ? optimizer : checkpoint::Get(optimizer, "optimizer_state_dict");
     state_ = checkpoint::Get(base, "state");
     parameters_ = checkpoint::Get(base, "param_groups");
-    if (const std::vector<Value>* groups = checkpoint::SequenceItems(parameters_)) rank_.hyper_parameters = *groups;
-    const Value flat = checkpoint::Get(optimizer, "fp32_groups_flat"), lists = checkpoint::Get(optimizer, "fp32_groups");
+    if (const std::vector<Value>* groups = checkpoint::SequenceItems(parameters_))
+      rank_.hyper_parameters = *groups;
+    const Value flat = checkpoint::Get(optimizer, "fp32_groups_flat"),
+                lists = checkpoint::Get(optimizer, "fp32_groups");
     if (const std::vector<Value>* groups = checkpoint::SequenceItems(flat)) {
-      for (size_t i = 0; i < groups->size(); ++i) CK_DO(ReadFlat(static_cast<int64_t>(i), (*groups)[i]));
+      for (size_t i = 0; i < groups->size(); ++i)
+        CK_DO(ReadFlat(static_cast<int64_t>(i), (*groups)[i]));
     } else if (const std::vector<Value>* masters = checkpoint::SequenceItems(lists)) {
       int64_t id = 0;
       for (const Value& list : *masters) CK_DO(ReadList(list, id));
@@ -68,7 +72,8 @@ class NamelessReader {
   Rank Holder0() const { return {rank_.tensor, rank_.stage, 0}; }
 
   // Tensors of a state dictionary but its step.
-  Status ReadStates(const Value& state, const std::function<void(const std::string&, Stored)>& take) {
+  Status ReadStates(const Value& state,
+                    const std::function<void(const std::string&, Stored)>& take) {
     const checkpoint::Items* items = checkpoint::MappingItems(state);
     if (items == nullptr) return checkpoint::Done{};
     for (const auto& [key, value] : *items) {
@@ -206,7 +211,8 @@ class NamelessNamer {
         const std::vector<int32_t>& stages = draft_.tied_stages.at(entry.layer);
         if (std::find(stages.begin(), stages.end(), rank.stage) == stages.end()) continue;
         const bool later = rank.stage != stages.front();
-        if (later && draft_.tensors[draft_.index_of.at(entry.info.name)].kind.stale_copy) candidate.weight = nullptr;
+        if (later && draft_.tensors[draft_.index_of.at(entry.info.name)].kind.stale_copy)
+          candidate.weight = nullptr;
         tied.push_back(std::move(candidate));
       } else if (OwnsLayer(rank.stage, entry.layer)) {
         own.push_back(std::move(candidate));
@@ -222,19 +228,28 @@ class NamelessNamer {
     return std::find(layers.begin(), layers.end(), layer) != layers.end();
   }
 
-  // Where files are missing the states stay unread and say so; where none is, the layout is one we do not know.
+  // Where files are missing the states stay unread and say so; where none is, the layout is one we
+  // do not know.
   Status Refuse(const NamelessRank& rank) {
     const Place place = draft_.source.PlaceOf(rank.file, {rank.tensor, rank.stage, 0});
-    const auto files = ListFiles(draft_.source, false, draft_.source.pipelined ? draft_.naming.LayerNumbers() : std::vector<int64_t>());
-    const bool missing = std::any_of(files.begin(), files.end(), [](const FileFact& file) { return file.expected && !file.present; });
+    const auto files =
+        ListFiles(draft_.source, false,
+                  draft_.source.pipelined ? draft_.naming.LayerNumbers() : std::vector<int64_t>());
+    const bool missing = std::any_of(files.begin(), files.end(), [](const FileFact& file) {
+      return file.expected && !file.present;
+    });
     if (!missing) {
       return Error{ErrorCode::kUnprovedOrder,
                    std::to_string(rank.groups.size()) + " nameless optimizer groups of " +
-                       std::to_string(rank.Numel().value_or(-1)) + " elements that no order of the weights fits",
+                       std::to_string(rank.Numel().value_or(-1)) +
+                       " elements that no order of the weights fits",
                    "groups whose sizes are those of the stage's parameters", place.file,
-                   "Check that all files are of one step; declare the groups with rules if the model is not known."};
+                   "Check that all files are of one step; declare the groups with rules if the "
+                   "model is not known."};
     }
-    draft_.Fault("order-unproved", "optimizer states of this rank cannot be named while files are missing", {}, place);
+    draft_.Fault("order-unproved",
+                 "optimizer states of this rank cannot be named while files are missing", {},
+                 place);
     return checkpoint::Done{};
   }
 
@@ -267,11 +282,13 @@ class NamelessNamer {
     }
   }
 
-  void Register(const NamelessRank& rank, const std::vector<Candidate>& candidates, const Order& order) {
+  void Register(const NamelessRank& rank, const std::vector<Candidate>& candidates,
+                const Order& order) {
     std::map<std::string, int32_t> seen;
     const Place place = draft_.source.PlaceOf(rank.file, {rank.tensor, rank.stage, 0});
     for (size_t g = 0; g < rank.groups.size(); ++g) {
-      const Value parameters = g < rank.hyper_parameters.size() ? rank.hyper_parameters[g] : Value();
+      const Value parameters =
+          g < rank.hyper_parameters.size() ? rank.hyper_parameters[g] : Value();
       const int32_t group = draft_.GroupIndex(parameters, static_cast<int32_t>(g), seen, place);
       int64_t start = 0;
       for (size_t i = 0; i < order.groups[g].size(); ++i) {
@@ -283,7 +300,8 @@ class NamelessNamer {
     }
   }
 
-  void RegisterMember(const NamelessRank& rank, const NamelessGroup& group, const Member& member, size_t index) {
+  void RegisterMember(const NamelessRank& rank, const NamelessGroup& group, const Member& member,
+                      size_t index) {
     std::vector<std::string> states;
     if (group.flat) {
       for (const auto& [state, flat] : group.states) states.push_back(state);
@@ -302,31 +320,39 @@ class NamelessNamer {
   }
 
   void Report() {
-    const std::string counts = std::to_string(proofs_.proved) + " of " + std::to_string(proofs_.provable);
+    const std::string counts =
+        std::to_string(proofs_.proved) + " of " + std::to_string(proofs_.provable);
     if (proofs_.provable > 0 && proofs_.unproved.empty()) {
-      draft_.Note(proofs_.derived ? "order-proved" : "order-from-content",
-                  "the order of the nameless optimizer groups was " +
-                      std::string(proofs_.derived ? "derived from the module order" : "found by content") +
-                      "; masters round to the weights for " + counts + " parameters",
-                  {});
+      draft_.Note(
+          proofs_.derived ? "order-proved" : "order-from-content",
+          "the order of the nameless optimizer groups was " +
+              std::string(proofs_.derived ? "derived from the module order" : "found by content") +
+              "; masters round to the weights for " + counts + " parameters",
+          {});
     }
     if (!proofs_.unproved.empty()) {
       draft_.Fault("order-unproved",
-                   "masters round to the weights for only " + counts + " parameters; the order of the nameless optimizer groups is "
-                   "the derived one. Stale masters look like this (law S4)",
+                   "masters round to the weights for only " + counts +
+                       " parameters; the order of the nameless optimizer groups is "
+                       "the derived one. Stale masters look like this (law S4)",
                    {proofs_.unproved.begin(), proofs_.unproved.end()});
     }
     if (!proofs_.unprovable.empty()) {
       draft_.Note("unproved-stale-tied-copy",
-                  "the later stage's copy of a tied parameter has its weight in no file; its place follows from its neighbours",
+                  "the later stage's copy of a tied parameter has its weight in no file; its place "
+                  "follows from its neighbours",
                   {proofs_.unprovable.begin(), proofs_.unprovable.end()});
     }
     if (proofs_.bare) {
-      draft_.Note("order-not-provable", "a bare fp32 optimizer holds no masters to compare; parameters were matched by order and shape", {});
+      draft_.Note("order-not-provable",
+                  "a bare fp32 optimizer holds no masters to compare; parameters were matched by "
+                  "order and shape",
+                  {});
     }
     if (!proofs_.ambiguous.empty()) {
       draft_.Note("order-ambiguous",
-                  "these parameters have one shape and cannot be told apart by content; the module order decides",
+                  "these parameters have one shape and cannot be told apart by content; the module "
+                  "order decides",
                   {proofs_.ambiguous.begin(), proofs_.ambiguous.end()});
     }
   }
@@ -347,7 +373,8 @@ void MarkStagesWithoutFiles(Draft& draft, const std::vector<NamelessRank>& ranks
     covered_layers.insert(layers.begin(), layers.end());
   }
   for (const TensorEntry& entry : draft.tensors) {
-    if (entry.info.role == Role::kFrozen && entry.layer >= 0 && covered_layers.count(entry.layer) == 0) {
+    if (entry.info.role == Role::kFrozen && entry.layer >= 0 &&
+        covered_layers.count(entry.layer) == 0) {
       draft.incomplete.insert(entry.info.name);
     }
   }

@@ -24,10 +24,14 @@ constexpr char kUniversalInfo[] = "universal_checkpoint_info";
 
 std::string_view ParallelWord(Parallel parallel) {
   switch (parallel) {
-    case Parallel::kReplicated: return "replicated";
-    case Parallel::kColumn: return "column";
-    case Parallel::kRow: return "row";
-    case Parallel::kVocabulary: return "vocabulary";
+    case Parallel::kReplicated:
+      return "replicated";
+    case Parallel::kColumn:
+      return "column";
+    case Parallel::kRow:
+      return "row";
+    case Parallel::kVocabulary:
+      return "vocabulary";
   }
   return "replicated";
 }
@@ -51,8 +55,12 @@ std::map<std::string, std::vector<std::string>> PatternLists(const Value& info) 
 // Is this layer number of a file what the field of the template stands for?
 bool NumbersFit(const TemplateMatch& match, const PipelineNumbering& numbering, int64_t layers) {
   if (match.embedding && *match.embedding != numbering.embedding) return false;
-  if (match.layer && (*match.layer < numbering.first_layer || *match.layer >= numbering.first_layer + layers)) return false;
-  if (match.final_norm && *match.final_norm != numbering.first_layer + layers + numbering.final_after) return false;
+  if (match.layer &&
+      (*match.layer < numbering.first_layer || *match.layer >= numbering.first_layer + layers))
+    return false;
+  if (match.final_norm &&
+      *match.final_norm != numbering.first_layer + layers + numbering.final_after)
+    return false;
   return !match.head || *match.head == numbering.first_layer + layers + numbering.head_after;
 }
 
@@ -61,7 +69,8 @@ bool NumbersFit(const TemplateMatch& match, const PipelineNumbering& numbering, 
 Result<Naming> Naming::Make(NamingInput input) {
   Naming naming;
   if (!input.builtin.empty()) {
-    CK_TRY(naming.builtin_, checkpoint::ParseRules(checkpoint::BuiltinRulesJson(input.builtin), input.builtin));
+    CK_TRY(naming.builtin_,
+           checkpoint::ParseRules(checkpoint::BuiltinRulesJson(input.builtin), input.builtin));
     naming.templates_ = naming.builtin_->names;
     naming.numbering_ = naming.builtin_->numbering;
     naming.cuts_ = naming.builtin_->cuts;
@@ -73,12 +82,14 @@ Result<Naming> Naming::Make(NamingInput input) {
   }
   naming.patterns_ = PatternLists(input.universal_info);
   naming.input_ = std::move(input);
-  if (naming.input_.pipelined && !naming.templates_.empty() && !naming.numbering_) naming.numbering_ = PipelineNumbering{};
+  if (naming.input_.pipelined && !naming.templates_.empty() && !naming.numbering_)
+    naming.numbering_ = PipelineNumbering{};
   naming.CountLayers();
   return naming;
 }
 
-// From args, else: as many consecutive layer numbers as have the names that the first transformer layer has.
+// From args, else: as many consecutive layer numbers as have the names that the first transformer
+// layer has.
 void Naming::CountLayers() {
   const auto told = checkpoint::AsInt(checkpoint::Get(input_.args, "num_layers"));
   if (told && *told >= 0 && *told <= checkpoint::kRanksMax) {
@@ -99,7 +110,8 @@ void Naming::CountLayers() {
   }
 }
 
-std::optional<std::string> Naming::CanonicalBy(const std::vector<NameRule>& rules, const std::string& name) const {
+std::optional<std::string> Naming::CanonicalBy(const std::vector<NameRule>& rules,
+                                               const std::string& name) const {
   for (const NameRule& rule : rules) {
     const std::string& text_template = input_.pipelined ? rule.pipeline : rule.plain;
     if (text_template.empty()) continue;
@@ -114,9 +126,12 @@ std::optional<std::string> Naming::CanonicalBy(const std::vector<NameRule>& rule
   return std::nullopt;
 }
 
-std::string Naming::Canonical(const std::string& name) const { return CanonicalBy(templates_, name).value_or(name); }
+std::string Naming::Canonical(const std::string& name) const {
+  return CanonicalBy(templates_, name).value_or(name);
+}
 
-Status Naming::ApplyRules(const Rules& rules, const std::string& origin, ParameterKind& kind) const {
+Status Naming::ApplyRules(const Rules& rules, const std::string& origin,
+                          ParameterKind& kind) const {
   for (const checkpoint::TiedRule& tied : rules.tied) {
     CK_TRY(const bool matches, checkpoint::MatchesWhole(tied.canonical, kind.canonical));
     if (matches) kind.stale_copy = kind.stale_copy || tied.stale_copy;
@@ -131,8 +146,8 @@ Status Naming::ApplyRules(const Rules& rules, const std::string& origin, Paramet
       kind.parallel = rule.parallel;
       kind.rule = origin + ": " + rule.canonical;
     } else if (kind.parallel != rule.parallel) {
-      kind.disagreement = kind.rule + " says " + std::string(ParallelWord(kind.parallel)) + ", " + origin + " says " +
-                          std::string(ParallelWord(rule.parallel));
+      kind.disagreement = kind.rule + " says " + std::string(ParallelWord(kind.parallel)) + ", " +
+                          origin + " says " + std::string(ParallelWord(rule.parallel));
       return checkpoint::Done{};
     }
     if (kind.fused == Fused::kNone) kind.fused = rule.fused;
@@ -142,7 +157,8 @@ Status Naming::ApplyRules(const Rules& rules, const std::string& origin, Paramet
   return checkpoint::Done{};
 }
 
-// Which list names the parameter; `named` is false where none does (the converter then concatenates on dimension 0).
+// Which list names the parameter; `named` is false where none does (the converter then concatenates
+// on dimension 0).
 Result<ParameterKind> Naming::UniversalKind(const std::string& name) const {
   struct Meaning {
     const char* key;
@@ -182,7 +198,8 @@ Result<ParameterKind> SubParameterKind(const Value& info, const std::string& nam
   const std::vector<Value>* entries = checkpoint::SequenceItems(list);
   if (entries == nullptr) return kind;
   for (const Value& entry : *entries) {
-    const Value patterns = checkpoint::Get(entry, "patterns"), shape = checkpoint::Get(entry, "shape");
+    const Value patterns = checkpoint::Get(entry, "patterns"),
+                shape = checkpoint::Get(entry, "shape");
     const auto dimension = checkpoint::AsInt(checkpoint::Get(entry, "partition_dim"));
     const std::vector<Value>* texts = checkpoint::SequenceItems(patterns);
     const std::vector<Value>* extents = checkpoint::SequenceItems(shape);
@@ -191,12 +208,13 @@ Result<ParameterKind> SubParameterKind(const Value& info, const std::string& nam
       continue;
     }
     for (const Value& text : *texts) {
-      CK_TRY(const bool matches, checkpoint::MatchesPrefix(checkpoint::AsString(text).value_or("$^"), name));
+      CK_TRY(const bool matches,
+             checkpoint::MatchesPrefix(checkpoint::AsString(text).value_or("$^"), name));
       if (!matches) continue;
       kind.named = true;
       kind.parallel = *dimension == 0 ? Parallel::kColumn : Parallel::kRow;
-      kind.sub_parameter_rows =
-          checkpoint::AsIntList((*extents)[static_cast<size_t>(*dimension)]).value_or(std::vector<int64_t>());
+      kind.sub_parameter_rows = checkpoint::AsIntList((*extents)[static_cast<size_t>(*dimension)])
+                                    .value_or(std::vector<int64_t>());
       kind.rule = std::string(kUniversalInfo) + ": parameter_with_sub_params";
       return kind;
     }
@@ -219,8 +237,8 @@ Status Naming::ApplyUniversal(const std::string& name, ParameterKind& kind) cons
     kind.sub_parameter_rows = said.sub_parameter_rows;
     kind.rule = said.rule;
   } else if (kind.parallel != said.parallel) {
-    kind.disagreement = kind.rule + " says " + std::string(ParallelWord(kind.parallel)) + ", " + said.rule + " says " +
-                        std::string(ParallelWord(said.parallel));
+    kind.disagreement = kind.rule + " says " + std::string(ParallelWord(kind.parallel)) + ", " +
+                        said.rule + " says " + std::string(ParallelWord(said.parallel));
   }
   return checkpoint::Done{};
 }
@@ -228,7 +246,8 @@ Status Naming::ApplyUniversal(const std::string& name, ParameterKind& kind) cons
 Result<ParameterKind> Naming::KindOf(const std::string& name) const {
   ParameterKind kind;
   kind.canonical = Canonical(name);
-  if (input_.user_rules) CK_DO(ApplyRules(*input_.user_rules, "rules " + input_.user_rules->name, kind));
+  if (input_.user_rules)
+    CK_DO(ApplyRules(*input_.user_rules, "rules " + input_.user_rules->name, kind));
   CK_DO(ApplyUniversal(name, kind));
   if (builtin_) CK_DO(ApplyRules(*builtin_, "built-in " + builtin_->name, kind));
   const bool any_list = patterns_.count("tp_replicated_parameter_patterns") > 0 ||
@@ -242,7 +261,8 @@ Result<ParameterKind> Naming::KindOf(const std::string& name) const {
 }
 
 checkpoint::GroupRule Naming::group_rule() const {
-  if (input_.user_rules && input_.user_rules->group_rule != checkpoint::GroupRule::kFromFiles) return input_.user_rules->group_rule;
+  if (input_.user_rules && input_.user_rules->group_rule != checkpoint::GroupRule::kFromFiles)
+    return input_.user_rules->group_rule;
   return builtin_ ? builtin_->group_rule : checkpoint::GroupRule::kFromFiles;
 }
 
@@ -263,9 +283,11 @@ std::vector<int64_t> Naming::LayerNumbers() const {
   std::vector<int64_t> numbers;
   if (!numbering_ || layers_ <= 0 || !builtin_) return numbers;
   numbers.push_back(numbering_->embedding);
-  for (int64_t layer = 0; layer < layers_; ++layer) numbers.push_back(numbering_->first_layer + layer);
+  for (int64_t layer = 0; layer < layers_; ++layer)
+    numbers.push_back(numbering_->first_layer + layer);
   numbers.push_back(numbering_->first_layer + layers_ + numbering_->final_after);
-  if (checkpoint::AsBool(checkpoint::Get(input_.args, "untie_embeddings_and_output_weights")).value_or(false)) {
+  if (checkpoint::AsBool(checkpoint::Get(input_.args, "untie_embeddings_and_output_weights"))
+          .value_or(false)) {
     numbers.push_back(numbering_->first_layer + layers_ + numbering_->head_after);
   }
   return numbers;

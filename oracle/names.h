@@ -1,6 +1,7 @@
-// What a parameter's name means: its canonical name, how it is split over tensor ranks, what is fused in it, whether two pipeline
-// stages share it. The oracle's own reading of parallel rules (checkpoint/rules.h is syntax only) and of the pattern lists in
-// universal_checkpoint_info. Order of authority: the user's rules, universal_checkpoint_info, built-in rules. Tested by
+// What a parameter's name means: its canonical name, how it is split over tensor ranks, what is
+// fused in it, whether two pipeline stages share it. The oracle's own reading of parallel rules
+// (checkpoint/rules.h is syntax only) and of the pattern lists in universal_checkpoint_info. Order
+// of authority: the user's rules, universal_checkpoint_info, built-in rules. Tested by
 // names_test.cc. Format: docs/format/rules.md.
 #pragma once
 
@@ -19,22 +20,22 @@ namespace oracle {
 
 struct ParameterKind {
   std::string canonical;
-  std::string rule;                            // who named it; empty: nobody
-  std::string disagreement;                    // a sentence where two sources differ; empty for most
+  std::string rule;          // who named it; empty: nobody
+  std::string disagreement;  // a sentence where two sources differ; empty for most
   checkpoint::Parallel parallel = checkpoint::Parallel::kReplicated;
   checkpoint::Fused fused = checkpoint::Fused::kNone;
-  std::vector<int64_t> sub_parameter_rows;     // of the full tensor on the split dimension
+  std::vector<int64_t> sub_parameter_rows;  // of the full tensor on the split dimension
   bool named = false;
-  bool stale_copy = false;                     // copies on later pipeline stages are never trained
+  bool stale_copy = false;  // copies on later pipeline stages are never trained
 };
 
 struct NamingInput {
   std::optional<checkpoint::Rules> user_rules;
-  std::string builtin;                         // name of the built-in set in force; empty: none
-  checkpoint::Value universal_info;            // may be null
-  checkpoint::Value args;                      // Megatron's arguments; may be null
+  std::string builtin;               // name of the built-in set in force; empty: none
+  checkpoint::Value universal_info;  // may be null
+  checkpoint::Value args;            // Megatron's arguments; may be null
   bool pipelined = false;
-  std::set<std::string> names;                 // all names, to count the transformer layers where args does not
+  std::set<std::string> names;  // all names, to count the transformer layers where args does not
 };
 
 class Naming {
@@ -55,8 +56,10 @@ class Naming {
   const std::vector<int64_t>& declared_cuts() const { return cuts_; }
 
  private:
-  std::optional<std::string> CanonicalBy(const std::vector<checkpoint::NameRule>& rules, const std::string& name) const;
-  checkpoint::Status ApplyRules(const checkpoint::Rules& rules, const std::string& origin, ParameterKind& kind) const;
+  std::optional<std::string> CanonicalBy(const std::vector<checkpoint::NameRule>& rules,
+                                         const std::string& name) const;
+  checkpoint::Status ApplyRules(const checkpoint::Rules& rules, const std::string& origin,
+                                ParameterKind& kind) const;
   checkpoint::Result<ParameterKind> UniversalKind(const std::string& name) const;
   checkpoint::Status ApplyUniversal(const std::string& name, ParameterKind& kind) const;
   void CountLayers();
@@ -67,7 +70,7 @@ class Naming {
   std::optional<checkpoint::PipelineNumbering> numbering_;
   int64_t layers_ = 0;
   std::vector<int64_t> cuts_;
-  std::map<std::string, std::vector<std::string>> patterns_;   // of universal_checkpoint_info
+  std::map<std::string, std::vector<std::string>> patterns_;  // of universal_checkpoint_info
 };
 
 }  // namespace oracle

@@ -19,7 +19,8 @@ checkpoint::Value Strings(const std::vector<std::string>& texts) {
 NamingInput Megatron(int64_t layers, bool pipelined) {
   NamingInput input;
   input.builtin = "megatron-deepspeed";
-  input.args = Dict({{"num_layers", checkpoint::MakeInt(layers)}, {"hidden_size", checkpoint::MakeInt(32)}});
+  input.args =
+      Dict({{"num_layers", checkpoint::MakeInt(layers)}, {"hidden_size", checkpoint::MakeInt(32)}});
   input.pipelined = pipelined;
   return input;
 }
@@ -38,7 +39,8 @@ ParameterKind KindOf(const Naming& naming, const std::string& name) {
 
 TEST(NamingTest, PipelineNumbersBecomeCanonicalNames) {
   const Naming naming = Make(Megatron(4, true));
-  EXPECT_EQ(naming.Canonical("tied_modules.embed.word_embeddings.weight"), "embedding.word_embeddings.weight");
+  EXPECT_EQ(naming.Canonical("tied_modules.embed.word_embeddings.weight"),
+            "embedding.word_embeddings.weight");
   EXPECT_EQ(naming.Canonical("1.word_embeddings.weight"), "embedding.word_embeddings.weight");
   EXPECT_EQ(naming.Canonical("2.mlp.dense_h_to_4h.bias"), "layers.0.mlp.dense_h_to_4h.bias");
   EXPECT_EQ(naming.Canonical("5.input_layernorm.weight"), "layers.3.input_layernorm.weight");
@@ -56,14 +58,18 @@ TEST(NamingTest, OlderForkStartsAtLayerThree) {
 
 TEST(NamingTest, PlainNamesBecomeCanonicalNames) {
   const Naming naming = Make(Megatron(4, false));
-  EXPECT_EQ(naming.Canonical("language_model.encoder.layers.3.self_attention.dense.weight"), "layers.3.self_attention.dense.weight");
-  EXPECT_EQ(naming.Canonical("language_model.embedding.position_embeddings.weight"), "embedding.position_embeddings.weight");
+  EXPECT_EQ(naming.Canonical("language_model.encoder.layers.3.self_attention.dense.weight"),
+            "layers.3.self_attention.dense.weight");
+  EXPECT_EQ(naming.Canonical("language_model.embedding.position_embeddings.weight"),
+            "embedding.position_embeddings.weight");
 }
 
 TEST(NamingTest, LayersAreCountedFromNamesWhereArgumentsDoNotSay) {
   NamingInput input = Megatron(0, true);
   input.args = nullptr;
-  input.names = {"1.word_embeddings.weight", "2.a.weight", "2.a.bias", "3.a.weight", "3.a.bias", "4.weight", "5.lm_head.weight"};
+  input.names = {
+      "1.word_embeddings.weight", "2.a.weight", "2.a.bias", "3.a.weight", "3.a.bias", "4.weight",
+      "5.lm_head.weight"};
   const Naming naming = Make(std::move(input));
   EXPECT_EQ(naming.Canonical("4.weight"), "final_layernorm.weight");
   EXPECT_EQ(naming.LayerNumbers(), (std::vector<int64_t>{1, 2, 3, 4}));
@@ -73,7 +79,8 @@ TEST(NamingTest, BuiltInRulesNameTheSplit) {
   const Naming naming = Make(Megatron(4, true));
   EXPECT_EQ(KindOf(naming, "2.self_attention.dense.weight").parallel, Parallel::kRow);
   EXPECT_EQ(KindOf(naming, "2.self_attention.query_key_value.weight").fused, Fused::kQueryKeyValue);
-  EXPECT_EQ(KindOf(naming, "tied_modules.embed.word_embeddings.weight").parallel, Parallel::kVocabulary);
+  EXPECT_EQ(KindOf(naming, "tied_modules.embed.word_embeddings.weight").parallel,
+            Parallel::kVocabulary);
   EXPECT_TRUE(KindOf(naming, "tied_modules.embed.position_embeddings.weight").stale_copy);
   EXPECT_FALSE(KindOf(naming, "2.some_new_thing.weight").named);
 }
@@ -81,13 +88,15 @@ TEST(NamingTest, BuiltInRulesNameTheSplit) {
 TEST(NamingTest, SwigluArgumentMakesTheUpProjectionGated) {
   NamingInput input = Megatron(4, true);
   EXPECT_EQ(KindOf(Make(input), "2.mlp.dense_h_to_4h.weight").fused, Fused::kNone);
-  input.args = Dict({{"num_layers", checkpoint::MakeInt(4)}, {"swiglu", checkpoint::MakeBool(true)}});
+  input.args =
+      Dict({{"num_layers", checkpoint::MakeInt(4)}, {"swiglu", checkpoint::MakeBool(true)}});
   EXPECT_EQ(KindOf(Make(input), "2.mlp.dense_h_to_4h.weight").fused, Fused::kGatedLinear);
 }
 
 TEST(NamingTest, UniversalInfoComesBeforeBuiltInRulesAndDisagreementIsSaid) {
   NamingInput input = Megatron(4, true);
-  input.universal_info = Dict({{"parameter_with_row_parallelism_patterns", Strings({R"(\d+.self_attention.dense.bias)"})}});
+  input.universal_info = Dict(
+      {{"parameter_with_row_parallelism_patterns", Strings({R"(\d+.self_attention.dense.bias)"})}});
   const ParameterKind kind = KindOf(Make(input), "2.self_attention.dense.bias");
   EXPECT_EQ(kind.parallel, Parallel::kRow);
   EXPECT_NE(kind.disagreement, "");
@@ -104,11 +113,12 @@ TEST(NamingTest, UniversalInfoAloneConcatenatesUnlistedOnDimensionZero) {
 
 TEST(NamingTest, SubParametersOfUniversalInfoKeepTheirRows) {
   NamingInput input;
-  input.universal_info = Dict(
-      {{"parameter_with_sub_params",
-        checkpoint::MakeList({Dict({{"patterns", Strings({".*qkv.weight"})},
-                                    {"shape", checkpoint::MakeList({Ints({8, 4, 4}), checkpoint::MakeInt(16)})},
-                                    {"partition_dim", checkpoint::MakeInt(0)}})})}});
+  input.universal_info =
+      Dict({{"parameter_with_sub_params",
+             checkpoint::MakeList(
+                 {Dict({{"patterns", Strings({".*qkv.weight"})},
+                        {"shape", checkpoint::MakeList({Ints({8, 4, 4}), checkpoint::MakeInt(16)})},
+                        {"partition_dim", checkpoint::MakeInt(0)}})})}});
   const ParameterKind kind = KindOf(Make(input), "layers.0.qkv.weight");
   EXPECT_EQ(kind.parallel, Parallel::kColumn);
   EXPECT_EQ(kind.sub_parameter_rows, (std::vector<int64_t>{8, 4, 4}));
@@ -117,7 +127,8 @@ TEST(NamingTest, SubParametersOfUniversalInfoKeepTheirRows) {
 TEST(NamingTest, RulesOfTheUserWin) {
   NamingInput input = Megatron(4, true);
   auto rules = checkpoint::ParseRules(
-      R"({"name": "mine", "parameters": [{"canonical": "layers\\.\\d+\\.some_new_thing\\.weight", "parallel": "row"},
+      R"({"name": "mine", "parameters": [
+          {"canonical": "layers\\.\\d+\\.some_new_thing\\.weight", "parallel": "row"},
           {"canonical": "final_layernorm\\.weight", "parallel": "column"}]})",
       "test");
   ASSERT_TRUE(rules.ok()) << rules.error().ToString();

@@ -28,11 +28,14 @@ bool IsMegatron(const Value& root) {
   return checkpoint::Has(args, "num_layers") && checkpoint::Has(args, "hidden_size");
 }
 
-// The older fork numbers its layers from 3 and leaves `checkpoint_info` instead of universal_checkpoint_info.
+// The older fork numbers its layers from 3 and leaves `checkpoint_info` instead of
+// universal_checkpoint_info.
 std::string BuiltinFor(const Source& source, const ModuleList& modules) {
   const Value& root = source.Root(source.AnyModel());
   if (!IsMegatron(root)) return "";
-  const auto has_layer = [&](int64_t layer) { return std::binary_search(modules.layers.begin(), modules.layers.end(), layer); };
+  const auto has_layer = [&](int64_t layer) {
+    return std::binary_search(modules.layers.begin(), modules.layers.end(), layer);
+  };
   const bool starts_at_three = !modules.layers.empty() && !has_layer(2) && has_layer(3);
   const bool older = checkpoint::Has(root, "checkpoint_info") ||
                      (starts_at_three && !checkpoint::Has(root, "universal_checkpoint_info"));
@@ -49,7 +52,8 @@ Status MakeNaming(Draft& draft, const ModuleList& modules, const KnownNames& kno
   input.pipelined = draft.source.pipelined;
   for (const auto& [name, shape] : known.shapes) input.names.insert(name);
   for (const ModuleTensor& tensor : modules.tensors) {
-    input.names.insert(tensor.layer < 0 ? tensor.key : std::to_string(tensor.layer) + "." + tensor.key);
+    input.names.insert(tensor.layer < 0 ? tensor.key
+                                        : std::to_string(tensor.layer) + "." + tensor.key);
   }
   CK_TRY(draft.naming, Naming::Make(std::move(input)));
   return checkpoint::Done{};
@@ -57,11 +61,13 @@ Status MakeNaming(Draft& draft, const ModuleList& modules, const KnownNames& kno
 
 // The wrapper by the keys of its dictionary; empty where the dictionary is none of them.
 std::string WrapperOf(const Value& dictionary) {
-  if (checkpoint::Has(dictionary, "loss_scaler") || checkpoint::Has(dictionary, "zero_stage")) return "DeepSpeedZeroOptimizer";
+  if (checkpoint::Has(dictionary, "loss_scaler") || checkpoint::Has(dictionary, "zero_stage"))
+    return "DeepSpeedZeroOptimizer";
   if (checkpoint::Has(dictionary, "single_partition_of_fp32_groups")) return "BF16_Optimizer";
   if (checkpoint::Has(dictionary, "fp32_groups_flat")) return "FP16_Optimizer";
   if (checkpoint::Has(dictionary, "fp32_groups")) return "FP16_UnfusedOptimizer";
-  if (checkpoint::Has(dictionary, "state") && checkpoint::Has(dictionary, "param_groups")) return "torch";
+  if (checkpoint::Has(dictionary, "state") && checkpoint::Has(dictionary, "param_groups"))
+    return "torch";
   return "";
 }
 
@@ -69,10 +75,15 @@ std::string WrapperOf(const Value& dictionary) {
 std::string WrapperBySettings(const Value& root) {
   if (checkpoint::SequenceItems(checkpoint::Get(root, "param_shapes")) == nullptr) return "none";
   const Value config = checkpoint::Get(root, "ds_config");
-  const bool bf16 = checkpoint::AsBool(checkpoint::GetPath(config, {"bf16", "enabled"})).value_or(false);
-  const auto stage = checkpoint::AsInt(checkpoint::GetPath(config, {"zero_optimization", "stage"})).value_or(1);
-  const auto accumulation = checkpoint::AsString(checkpoint::GetPath(config, {"data_types", "grad_accum_dtype"})).value_or("");
-  return bf16 && (stage == 0 || accumulation == "fp32") ? "BF16_Optimizer" : "DeepSpeedZeroOptimizer";
+  const bool bf16 =
+      checkpoint::AsBool(checkpoint::GetPath(config, {"bf16", "enabled"})).value_or(false);
+  const auto stage =
+      checkpoint::AsInt(checkpoint::GetPath(config, {"zero_optimization", "stage"})).value_or(1);
+  const auto accumulation =
+      checkpoint::AsString(checkpoint::GetPath(config, {"data_types", "grad_accum_dtype"}))
+          .value_or("");
+  return bf16 && (stage == 0 || accumulation == "fp32") ? "BF16_Optimizer"
+                                                        : "DeepSpeedZeroOptimizer";
 }
 
 Status DetectWrapper(Draft& draft) {
@@ -82,31 +93,40 @@ Status DetectWrapper(Draft& draft) {
   std::string where = source.labels[source.AnyModel()];
   if (!source.optimizer.empty()) {
     where = source.labels[source.optimizer.begin()->second];
-    dictionary = checkpoint::Get(source.Root(source.optimizer.begin()->second), "optimizer_state_dict");
+    dictionary =
+        checkpoint::Get(source.Root(source.optimizer.begin()->second), "optimizer_state_dict");
   } else if (source.universal.count("optimizer_state") > 0) {
     dictionary = source.Root(source.universal.at("optimizer_state"));
-    draft.summary.wrapper = checkpoint::Has(dictionary, "loss_scaler") ? "DeepSpeedZeroOptimizer" : "BF16_Optimizer";
+    draft.summary.wrapper =
+        checkpoint::Has(dictionary, "loss_scaler") ? "DeepSpeedZeroOptimizer" : "BF16_Optimizer";
   } else {
     dictionary = checkpoint::Get(root, "optimizer");
   }
   if (draft.summary.wrapper.empty()) draft.summary.wrapper = WrapperOf(dictionary);
-  if (draft.summary.wrapper.empty() && checkpoint::IsNone(dictionary)) draft.summary.wrapper = WrapperBySettings(root);
+  if (draft.summary.wrapper.empty() && checkpoint::IsNone(dictionary))
+    draft.summary.wrapper = WrapperBySettings(root);
   if (draft.summary.wrapper.empty()) {
-    return Error{ErrorCode::kUnsupported, "an optimizer dictionary " + checkpoint::Render(dictionary, 80), "one of the known wrappers",
-                 where, "This optimizer's layout is not read yet."};
+    return Error{ErrorCode::kUnsupported,
+                 "an optimizer dictionary " + checkpoint::Render(dictionary, 80),
+                 "one of the known wrappers", where, "This optimizer's layout is not read yet."};
   }
   auto stage = checkpoint::AsInt(checkpoint::Get(dictionary, "zero_stage"));
-  if (!stage) stage = checkpoint::AsInt(checkpoint::GetPath(root, {"ds_config", "zero_optimization", "stage"}));
+  if (!stage)
+    stage =
+        checkpoint::AsInt(checkpoint::GetPath(root, {"ds_config", "zero_optimization", "stage"}));
   draft.summary.zero_stage = static_cast<int32_t>(std::clamp<int64_t>(stage.value_or(0), 0, 3));
   if (draft.summary.zero_stage == 3 || checkpoint::Has(dictionary, "fp32_flat_groups")) {
     return Error{ErrorCode::kUnsupported, "a ZeRO-3 checkpoint", "ZeRO stage 0, 1 or 2", where,
                  "This layout is named but not read yet."};
   }
-  draft.summary.elastic = checkpoint::SequenceItems(checkpoint::Get(dictionary, "base_optimizer_state")) != nullptr;
+  draft.summary.elastic =
+      checkpoint::SequenceItems(checkpoint::Get(dictionary, "base_optimizer_state")) != nullptr;
   return checkpoint::Done{};
 }
 
-bool IsPartitioned(const std::string& wrapper) { return wrapper == "DeepSpeedZeroOptimizer" || wrapper == "BF16_Optimizer"; }
+bool IsPartitioned(const std::string& wrapper) {
+  return wrapper == "DeepSpeedZeroOptimizer" || wrapper == "BF16_Optimizer";
+}
 
 Status ReadAll(Draft& draft) {
   CK_TRY(const ModuleList modules, ListModules(draft));
@@ -121,29 +141,40 @@ Status ReadAll(Draft& draft) {
       DecideStages(draft, modules, ranks);
     }
   } else if (draft.source.grid.pipeline > 1) {
-    return Error{ErrorCode::kUnsupported, "pipeline stages without layer files", "layer files, or one stage",
-                 draft.source.folder.step_folder.string(), "This layout is named but not read yet."};
+    return Error{ErrorCode::kUnsupported, "pipeline stages without layer files",
+                 "layer files, or one stage", draft.source.folder.step_folder.string(),
+                 "This layout is named but not read yet."};
   }
   CK_DO(AddModules(draft, modules, draft.tied));
   CK_DO(DecideKinds(draft));
-  if (draft.source.folder.universal) CK_DO(ReadUniversal(draft));
-  else if (nameless) CK_DO(ReadNameless(draft));
-  else CK_DO(ReadPartitions(draft));
+  if (draft.source.folder.universal)
+    CK_DO(ReadUniversal(draft));
+  else if (nameless)
+    CK_DO(ReadNameless(draft));
+  else
+    CK_DO(ReadPartitions(draft));
   ReadCounters(draft);
   return Finish(draft);
 }
 
-int64_t CountOf(const Value& root, std::string_view key) { return checkpoint::AsInt(checkpoint::Get(root, key)).value_or(-1); }
+int64_t CountOf(const Value& root, std::string_view key) {
+  return checkpoint::AsInt(checkpoint::Get(root, key)).value_or(-1);
+}
 
-// Versions before 0.14.1 took the step at construction in every wrapper; the counters tell whether this one did.
+// Versions before 0.14.1 took the step at construction in every wrapper; the counters tell whether
+// this one did.
 bool TookDummyStep(const Summary& summary, const std::vector<TensorEntry>& tensors) {
-  if (summary.wrapper == "FP16_Optimizer" || summary.wrapper == "FP16_UnfusedOptimizer") return true;
+  if (summary.wrapper == "FP16_Optimizer" || summary.wrapper == "FP16_UnfusedOptimizer")
+    return true;
   if (!IsPartitioned(summary.wrapper)) return false;
   int major = 0, minor = 0;
-  if (std::sscanf(summary.framework_version.c_str(), "%d.%d", &major, &minor) != 2 || major > 0 || minor > 14) return false;
+  if (std::sscanf(summary.framework_version.c_str(), "%d.%d", &major, &minor) != 2 || major > 0 ||
+      minor > 14)
+    return false;
   for (const TensorEntry& entry : tensors) {
     if (entry.info.step && summary.global_steps >= 0 && summary.skipped_steps >= 0) {
-      return *entry.info.step == static_cast<double>(summary.global_steps - summary.skipped_steps + 1);
+      return *entry.info.step ==
+             static_cast<double>(summary.global_steps - summary.skipped_steps + 1);
     }
   }
   return false;
@@ -163,20 +194,23 @@ void ListUniversalFiles(Draft& draft) {
   for (const std::string& parameter : draft.source.folder.universal_parameters) {
     for (const char* state : {"fp32", "exp_avg", "exp_avg_sq"}) {
       const bool present = draft.source.universal.count(parameter + "/" + state) > 0;
-      draft.summary.files.push_back({"zero/" + parameter + "/" + state + ".pt", "universal state", true, present});
+      draft.summary.files.push_back(
+          {"zero/" + parameter + "/" + state + ".pt", "universal state", true, present});
     }
   }
-  draft.summary.files.push_back(
-      {"zero/optimizer_state.pt", "universal state", true, draft.source.universal.count("optimizer_state") > 0});
+  draft.summary.files.push_back({"zero/optimizer_state.pt", "universal state", true,
+                                 draft.source.universal.count("optimizer_state") > 0});
 }
 
 void FillWeights(Draft& draft) {
   Summary& summary = draft.summary;
   summary.no_steps_taken = true;
   for (const TensorEntry& entry : draft.tensors) {
-    summary.has_fused_qkv = summary.has_fused_qkv || entry.kind.fused == checkpoint::Fused::kQueryKeyValue;
+    summary.has_fused_qkv =
+        summary.has_fused_qkv || entry.kind.fused == checkpoint::Fused::kQueryKeyValue;
     if (entry.info.role != Role::kTrainable) continue;
-    if (entry.info.states.size() > 2 || (entry.info.states.size() == 2 && entry.info.states.count(kMaster) == 0)) {
+    if (entry.info.states.size() > 2 ||
+        (entry.info.states.size() == 2 && entry.info.states.count(kMaster) == 0)) {
       summary.no_steps_taken = false;
     }
     const auto weight = entry.info.states.find(kWeight);
@@ -196,10 +230,13 @@ void FillWeights(Draft& draft) {
 void FillSummary(Draft& draft) {
   Summary& summary = draft.summary;
   const Value& root = draft.source.Root(draft.source.AnyModel());
-  summary.format = draft.source.folder.universal ? "deepspeed-universal" : IsMegatron(root) ? "megatron-deepspeed" : "deepspeed";
+  summary.format = draft.source.folder.universal ? "deepspeed-universal"
+                   : IsMegatron(root)            ? "megatron-deepspeed"
+                                                 : "deepspeed";
   summary.layout = draft.source.pipelined ? "pipeline" : "plain";
   summary.tag = draft.source.folder.tag;
-  summary.framework_version = checkpoint::AsString(checkpoint::Get(root, "ds_version")).value_or("");
+  summary.framework_version =
+      checkpoint::AsString(checkpoint::Get(root, "ds_version")).value_or("");
   summary.iteration = CountOf(root, "iteration");
   summary.global_steps = CountOf(root, "global_steps");
   summary.skipped_steps = CountOf(root, "skipped_steps");
@@ -207,39 +244,53 @@ void FillSummary(Draft& draft) {
   summary.pipeline_parallel = draft.source.grid.pipeline;
   summary.data_parallel = draft.source.grid.data;
   summary.round_robin =
-      checkpoint::AsBool(checkpoint::GetPath(root, {"ds_config", "zero_optimization", "round_robin_gradients"})).value_or(false);
-  for (const checkpoint::TorchFile& file : draft.source.files) summary.legacy_container = summary.legacy_container || file.legacy;
+      checkpoint::AsBool(
+          checkpoint::GetPath(root, {"ds_config", "zero_optimization", "round_robin_gradients"}))
+          .value_or(false);
+  for (const checkpoint::TorchFile& file : draft.source.files)
+    summary.legacy_container = summary.legacy_container || file.legacy;
   summary.group_rule_known = draft.naming.group_rule() != checkpoint::GroupRule::kFromFiles;
   summary.rules_origin = draft.naming.origin();
-  summary.qkv_layout = draft.options.qkv_layout ? draft.options.qkv_layout : draft.naming.qkv_layout();
+  summary.qkv_layout =
+      draft.options.qkv_layout ? draft.options.qkv_layout : draft.naming.qkv_layout();
   FillWeights(draft);
   summary.dummy_step = TookDummyStep(summary, draft.tensors);
   const bool optimizer_files = IsPartitioned(summary.wrapper) && !draft.source.folder.universal;
   summary.files = ListFiles(draft.source, optimizer_files, ExpectedLayers(draft));
   if (draft.source.folder.universal) ListUniversalFiles(draft);
-  summary.findings.insert(summary.findings.begin(), draft.source.findings.begin(), draft.source.findings.end());
+  summary.findings.insert(summary.findings.begin(), draft.source.findings.begin(),
+                          draft.source.findings.end());
 }
 
 class FileOracle : public Oracle {
  public:
   explicit FileOracle(Draft draft) : draft_(std::move(draft)) {
     for (const TensorEntry& entry : draft_.tensors) infos_.push_back(entry.info);
-    // Every shard is in some file; fp32 states of missing files are twice as long as the 16-bit weights that tell their shape.
-    for (const checkpoint::TorchFile& file : draft_.source.files) bytes_max_ += static_cast<int64_t>(file.file->bytes().size());
+    // Every shard is in some file; fp32 states of missing files are twice as long as the 16-bit
+    // weights that tell their shape.
+    for (const checkpoint::TorchFile& file : draft_.source.files)
+      bytes_max_ += static_cast<int64_t>(file.file->bytes().size());
     bytes_max_ = bytes_max_ * 2 * draft_.source.grid.tensor;
   }
 
   const Summary& summary() const override { return draft_.summary; }
   const std::vector<TensorInfo>& tensors() const override { return infos_; }
-  const std::vector<checkpoint::TorchFile>& torch_files() const override { return draft_.source.files; }
-
-  Result<Assembled> Assemble(size_t index, const std::string& state) const override {
-    CHECK(index < infos_.size() && infos_[index].states.count(state) > 0, << "index=" << index << " state=" << state);
-    return Guarded<Assembled>(index, [&] { return AssembleState(draft_.tensors[index], state, RuleOf(draft_.tensors[index])); });
+  const std::vector<checkpoint::TorchFile>& torch_files() const override {
+    return draft_.source.files;
   }
 
-  Result<std::vector<HolderPart>> PartOfEachHolder(size_t index, const std::string& state) const override {
-    CHECK(index < infos_.size() && infos_[index].states.count(state) > 0, << "index=" << index << " state=" << state);
+  Result<Assembled> Assemble(size_t index, const std::string& state) const override {
+    CHECK(index < infos_.size() && infos_[index].states.count(state) > 0,
+          << "index=" << index << " state=" << state);
+    return Guarded<Assembled>(index, [&] {
+      return AssembleState(draft_.tensors[index], state, RuleOf(draft_.tensors[index]));
+    });
+  }
+
+  Result<std::vector<HolderPart>> PartOfEachHolder(size_t index,
+                                                   const std::string& state) const override {
+    CHECK(index < infos_.size() && infos_[index].states.count(state) > 0,
+          << "index=" << index << " state=" << state);
     return Guarded<std::vector<HolderPart>>(index, [&]() -> Result<std::vector<HolderPart>> {
       std::vector<HolderPart> parts;
       for (const Holder& holder : draft_.tensors[index].holders.at(state)) {
@@ -254,16 +305,18 @@ class FileOracle : public Oracle {
 
   Result<std::map<std::string, at::Tensor>> StaleCopy(size_t index) const override {
     CHECK(index < infos_.size(), << "index=" << index);
-    return Guarded<std::map<std::string, at::Tensor>>(index, [&]() -> Result<std::map<std::string, at::Tensor>> {
-      std::map<std::string, at::Tensor> copies;
-      const TensorEntry& entry = draft_.tensors[index];
-      for (const auto& [state, holders] : entry.holders) {
-        const bool stale = std::any_of(holders.begin(), holders.end(), [](const Holder& holder) { return holder.stale; });
-        if (!stale) continue;
-        CK_TRY(copies[state], AssembleStale(entry, state, RuleOf(entry)));
-      }
-      return copies;
-    });
+    return Guarded<std::map<std::string, at::Tensor>>(
+        index, [&]() -> Result<std::map<std::string, at::Tensor>> {
+          std::map<std::string, at::Tensor> copies;
+          const TensorEntry& entry = draft_.tensors[index];
+          for (const auto& [state, holders] : entry.holders) {
+            const bool stale = std::any_of(holders.begin(), holders.end(),
+                                           [](const Holder& holder) { return holder.stale; });
+            if (!stale) continue;
+            CK_TRY(copies[state], AssembleStale(entry, state, RuleOf(entry)));
+          }
+          return copies;
+        });
   }
 
  private:
@@ -273,12 +326,14 @@ class FileOracle : public Oracle {
     try {
       return function();
     } catch (const std::exception& exception) {
-      return Error{ErrorCode::kInconsistent, std::string(exception.what()).substr(0, 300), "a tensor that libtorch can assemble",
-                   infos_[index].name, "Check the file with `check`."};
+      return Error{ErrorCode::kInconsistent, std::string(exception.what()).substr(0, 300),
+                   "a tensor that libtorch can assemble", infos_[index].name,
+                   "Check the file with `check`."};
     }
   }
 
-  // Sub-parameters of one shard: declared rows, gate and up, or q, k and v where each shard is [q | k | v].
+  // Sub-parameters of one shard: declared rows, gate and up, or q, k and v where each shard is [q |
+  // k | v].
   JoinRule RuleOf(const TensorEntry& entry) const {
     JoinRule rule;
     rule.tensor_parallel = draft_.source.grid.tensor;
@@ -287,7 +342,8 @@ class FileOracle : public Oracle {
       rule.shares = entry.kind.sub_parameter_rows;
     } else if (entry.kind.fused == checkpoint::Fused::kGatedLinear) {
       rule.shares = {1, 1};
-    } else if (entry.kind.fused == checkpoint::Fused::kQueryKeyValue && draft_.summary.qkv_layout == checkpoint::QkvLayout::kPerShard) {
+    } else if (entry.kind.fused == checkpoint::Fused::kQueryKeyValue &&
+               draft_.summary.qkv_layout == checkpoint::QkvLayout::kPerShard) {
       const Value args = checkpoint::Get(draft_.source.Root(draft_.source.AnyModel()), "args");
       const int64_t heads = CountOf(args, "num_attention_heads");
       int64_t key_value_heads = CountOf(args, "num_key_value_heads");
@@ -307,7 +363,8 @@ class FileOracle : public Oracle {
 
 }  // namespace
 
-Result<std::shared_ptr<const Oracle>> Oracle::Open(const std::filesystem::path& path, const OpenOptions& options) {
+Result<std::shared_ptr<const Oracle>> Oracle::Open(const std::filesystem::path& path,
+                                                   const OpenOptions& options) {
   try {
     CK_TRY(Source source, OpenSource(path, options));
     Draft draft(std::move(source));
@@ -316,8 +373,9 @@ Result<std::shared_ptr<const Oracle>> Oracle::Open(const std::filesystem::path& 
     FillSummary(draft);
     return std::shared_ptr<const Oracle>(std::make_shared<FileOracle>(std::move(draft)));
   } catch (const std::exception& exception) {
-    return Error{ErrorCode::kInconsistent, std::string(exception.what()).substr(0, 300), "a checkpoint that libtorch can read",
-                 path.string(), "Check the files with `check`."};
+    return Error{ErrorCode::kInconsistent, std::string(exception.what()).substr(0, 300),
+                 "a checkpoint that libtorch can read", path.string(),
+                 "Check the files with `check`."};
   }
 }
 

@@ -12,13 +12,15 @@ using checkpoint::GroupRule;
 
 namespace {
 
-constexpr int64_t kWindowNumel = 4096;   // compared per window; law S4 compares every element
+constexpr int64_t kWindowNumel = 4096;  // compared per window; law S4 compares every element
 
 bool EndsWith(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-bool Decays(const Candidate& candidate) { return candidate.shape.size() >= 2 && !EndsWith(candidate.name, ".bias"); }
+bool Decays(const Candidate& candidate) {
+  return candidate.shape.size() >= 2 && !EndsWith(candidate.name, ".bias");
+}
 
 }  // namespace
 
@@ -28,8 +30,8 @@ int64_t Candidate::numel() const {
   return product;
 }
 
-Holder PlacedAt(const NamelessGroup& group, size_t index_in_group, int64_t start, const std::vector<int64_t>& shape,
-                const std::string& state) {
+Holder PlacedAt(const NamelessGroup& group, size_t index_in_group, int64_t start,
+                const std::vector<int64_t>& shape, const std::string& state) {
   Holder holder;
   holder.shape = shape;
   if (group.flat) {
@@ -48,7 +50,8 @@ class OrderFinder {
   OrderFinder(const std::vector<Candidate>& candidates, const std::vector<NamelessGroup>& groups)
       : candidates_(candidates), groups_(groups) {}
 
-  // Proposals in order of trust; the first that is proved whole wins, else the one with most proofs.
+  // Proposals in order of trust; the first that is proved whole wins, else the one with most
+  // proofs.
   std::optional<Order> Find(GroupRule rule) {
     std::optional<Order> best;
     const auto offer = [&](const std::optional<Assignment>& assignment, bool derived) {
@@ -60,15 +63,17 @@ class OrderFinder {
       return whole;
     };
     if (offer(ByRule(rule), true) || offer(ByRule(GroupRule::kMegatron), true) ||
-        offer(ByRule(GroupRule::kMegatronHalves), true) || offer(ByStorage(), true) || offer(AllInOne(), true) ||
-        offer(InModuleOrder(true), true) || offer(InModuleOrder(false), true) || offer(AnyOrder(), false)) {
+        offer(ByRule(GroupRule::kMegatronHalves), true) || offer(ByStorage(), true) ||
+        offer(AllInOne(), true) || offer(InModuleOrder(true), true) ||
+        offer(InModuleOrder(false), true) || offer(AnyOrder(), false)) {
       return best;
     }
     return best;
   }
 
  private:
-  // Weight-decay split of all parameters in module order; empty lists are dropped, as DeepSpeed drops empty groups.
+  // Weight-decay split of all parameters in module order; empty lists are dropped, as DeepSpeed
+  // drops empty groups.
   std::optional<Assignment> ByRule(GroupRule rule) const {
     if (rule == GroupRule::kFromFiles) return std::nullopt;
     std::vector<size_t> decaying, others;
@@ -96,7 +101,8 @@ class OrderFinder {
     return Assignment{all};
   }
 
-  // In plain layouts the 16-bit weights of a fused group are views of one storage, in the group's order.
+  // In plain layouts the 16-bit weights of a fused group are views of one storage, in the group's
+  // order.
   std::optional<Assignment> ByStorage() const {
     Assignment assignment;
     std::set<const checkpoint::Storage*> used;
@@ -122,7 +128,8 @@ class OrderFinder {
     std::vector<size_t> members;
     for (size_t i = 0; i < candidates_.size(); ++i) {
       const Holder* weight = candidates_[i].weight;
-      if (weight != nullptr && weight->whole && weight->whole->view.storage.get() == storage && candidates_[i].numel() > 0) {
+      if (weight != nullptr && weight->whole && weight->whole->view.storage.get() == storage &&
+          candidates_[i].numel() > 0) {
         members.push_back(i);
       }
     }
@@ -138,7 +145,8 @@ class OrderFinder {
     return numel;
   }
 
-  // Walks the module order once per group and passes over frozen parameters: those whose shape, or content, is not next.
+  // Walks the module order once per group and passes over frozen parameters: those whose shape, or
+  // content, is not next.
   std::optional<Assignment> InModuleOrder(bool by_content) const {
     Assignment assignment;
     std::set<size_t> used;
@@ -149,7 +157,9 @@ class OrderFinder {
       for (size_t i = 0; i < candidates_.size() && !Complete(group, members, start); ++i) {
         if (used.count(i) > 0 || candidates_[i].numel() == 0) continue;
         if (!CouldBeNext(group, members.size(), start, i)) continue;
-        if (by_content && candidates_[i].weight != nullptr && !Proved(group, members.size(), start, i).value_or(true)) continue;
+        if (by_content && candidates_[i].weight != nullptr &&
+            !Proved(group, members.size(), start, i).value_or(true))
+          continue;
         used.insert(i);
         members.push_back(i);
         start += candidates_[i].numel();
@@ -160,7 +170,8 @@ class OrderFinder {
     return assignment;
   }
 
-  // At each place any unused parameter whose content fits; where none does, one that cannot be compared.
+  // At each place any unused parameter whose content fits; where none does, one that cannot be
+  // compared.
   std::optional<Assignment> AnyOrder() const {
     Assignment assignment;
     std::set<size_t> used;
@@ -170,12 +181,14 @@ class OrderFinder {
       while (!Complete(group, members, start)) {
         std::optional<size_t> next;
         for (size_t i = 0; i < candidates_.size() && !next; ++i) {
-          if (used.count(i) > 0 || candidates_[i].numel() == 0 || !CouldBeNext(group, members.size(), start, i)) continue;
+          if (used.count(i) > 0 || candidates_[i].numel() == 0 ||
+              !CouldBeNext(group, members.size(), start, i))
+            continue;
           if (Proved(group, members.size(), start, i).value_or(false)) next = i;
         }
         for (size_t i = 0; i < candidates_.size() && !next; ++i) {
-          if (used.count(i) == 0 && candidates_[i].numel() > 0 && candidates_[i].weight == nullptr &&
-              CouldBeNext(group, members.size(), start, i)) {
+          if (used.count(i) == 0 && candidates_[i].numel() > 0 &&
+              candidates_[i].weight == nullptr && CouldBeNext(group, members.size(), start, i)) {
             next = i;
           }
         }
@@ -189,21 +202,27 @@ class OrderFinder {
     return assignment;
   }
 
-  static bool Complete(const NamelessGroup& group, const std::vector<size_t>& members, int64_t start) {
+  static bool Complete(const NamelessGroup& group, const std::vector<size_t>& members,
+                       int64_t start) {
     return group.flat ? start == group.numel : members.size() == group.slots.size();
   }
 
-  bool CouldBeNext(const NamelessGroup& group, size_t index, int64_t start, size_t candidate) const {
+  bool CouldBeNext(const NamelessGroup& group, size_t index, int64_t start,
+                   size_t candidate) const {
     if (group.flat) return candidates_[candidate].numel() <= group.numel - start;
     return !group.slots[index].shape || *group.slots[index].shape == candidates_[candidate].shape;
   }
 
-  // Does the master at this place round to the candidate's weight? Null where there is nothing to compare.
-  std::optional<bool> Proved(const NamelessGroup& group, size_t index, int64_t start, size_t candidate) const {
+  // Does the master at this place round to the candidate's weight? Null where there is nothing to
+  // compare.
+  std::optional<bool> Proved(const NamelessGroup& group, size_t index, int64_t start,
+                             size_t candidate) const {
     const Candidate& parameter = candidates_[candidate];
-    const bool has_master = group.flat ? group.states.count(kMaster) > 0 : group.slots[index].states.count(kMaster) > 0;
+    const bool has_master =
+        group.flat ? group.states.count(kMaster) > 0 : group.slots[index].states.count(kMaster) > 0;
     if (parameter.weight == nullptr || !has_master) return std::nullopt;
-    return MasterMatchesWeight(PlacedAt(group, index, start, parameter.shape, kMaster), *parameter.weight, kWindowNumel);
+    return MasterMatchesWeight(PlacedAt(group, index, start, parameter.shape, kMaster),
+                               *parameter.weight, kWindowNumel);
   }
 
   bool Fits(const Assignment& assignment) const {
@@ -249,11 +268,13 @@ class OrderFinder {
 
 }  // namespace
 
-std::optional<Order> FindOrder(const std::vector<Candidate>& candidates, const std::vector<NamelessGroup>& groups, GroupRule rule) {
+std::optional<Order> FindOrder(const std::vector<Candidate>& candidates,
+                               const std::vector<NamelessGroup>& groups, GroupRule rule) {
   return OrderFinder(candidates, groups).Find(rule);
 }
 
-std::vector<std::string> AmbiguousNames(const std::vector<Candidate>& candidates, const Order& order) {
+std::vector<std::string> AmbiguousNames(const std::vector<Candidate>& candidates,
+                                        const Order& order) {
   std::set<std::string> names;
   for (const std::vector<size_t>& group : order.groups) {
     std::map<std::vector<int64_t>, std::vector<size_t>> alike;
@@ -264,7 +285,8 @@ std::vector<std::string> AmbiguousNames(const std::vector<Candidate>& candidates
       for (size_t i = 1; i < members.size(); ++i) {
         const Candidate &first = candidates[members[i - 1]], &second = candidates[members[i]];
         const int64_t window = std::min(first.numel(), kWindowNumel);
-        if (!at::equal(SliceOf(*first.weight, 0, window), SliceOf(*second.weight, 0, window))) continue;
+        if (!at::equal(SliceOf(*first.weight, 0, window), SliceOf(*second.weight, 0, window)))
+          continue;
         names.insert(first.name);
         names.insert(second.name);
       }

@@ -10,7 +10,8 @@ namespace {
 
 using checkpoint::GroupRule;
 
-// Parameters a (2x2), b.bias (2), c (2x2), d (2): weights in bfloat16; masters are the same values in fp32.
+// Parameters a (2x2), b.bias (2), c (2x2), d (2): weights in bfloat16; masters are the same values
+// in fp32.
 class OrderTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -20,7 +21,8 @@ class OrderTest : public ::testing::Test {
     Add("d", {11, 12}, {2});
   }
 
-  void Add(const std::string& name, const std::vector<float>& values, const std::vector<int64_t>& shape) {
+  void Add(const std::string& name, const std::vector<float>& values,
+           const std::vector<int64_t>& shape) {
     names_.push_back(name);
     shapes_.push_back(shape);
     weights_.push_back(writer_.BFloats(values, shape));
@@ -42,7 +44,8 @@ class OrderTest : public ::testing::Test {
       holder.shape = shapes_[i];
       holders_.push_back(holder);
     }
-    for (size_t i = 0; i < names_.size(); ++i) candidates_.push_back({names_[i], shapes_[i], &holders_[i]});
+    for (size_t i = 0; i < names_.size(); ++i)
+      candidates_.push_back({names_[i], shapes_[i], &holders_[i]});
     for (size_t g = 0; g < groups.size(); ++g) {
       auto flat = std::make_shared<FlatState>();
       flat->partition_numel = static_cast<int64_t>(groups[g].size());
@@ -142,7 +145,8 @@ TEST_F(OrderTest, EqualWeightsOfOneShapeAreAmbiguous) {
 TEST_F(OrderTest, SlotsAreMatchedByShapeAndContent) {
   Write({{11, 12}, {7, 8, 9, 10}});
   NamelessGroup group;
-  for (const auto& [flat, shape] : std::vector<std::pair<size_t, std::vector<int64_t>>>{{0, {2}}, {1, {2, 2}}}) {
+  for (const auto& [flat, shape] :
+       std::vector<std::pair<size_t, std::vector<int64_t>>>{{0, {2}}, {1, {2, 2}}}) {
     Slot slot;
     slot.shape = shape;
     slot.states[kMaster] = *groups_[flat].states[kMaster]->partitions[0];

@@ -9,23 +9,25 @@ namespace oracle {
 namespace {
 
 TEST(PaddingTest, PartitionsAreMultiplesOfTwo) {
-  EXPECT_EQ(PartitionNumel(10, 4), 4);            // 16 / 4
-  EXPECT_EQ(PartitionNumel(57, 2), 30);           // 60 / 2
-  EXPECT_EQ(PartitionNumel(266240, 768), 348);    // 267264 / 768
-  EXPECT_EQ(PartitionNumel(1, 3), 2);             // 6 / 3
+  EXPECT_EQ(PartitionNumel(10, 4), 4);          // 16 / 4
+  EXPECT_EQ(PartitionNumel(57, 2), 30);         // 60 / 2
+  EXPECT_EQ(PartitionNumel(266240, 768), 348);  // 267264 / 768
+  EXPECT_EQ(PartitionNumel(1, 3), 2);           // 6 / 3
   EXPECT_EQ(PartitionNumel(0, 3), 0);
 }
 
-// One group of `numel` elements on `fp32.size()` ranks: fp32 partitions as given, moments of `partition` elements.
+// One group of `numel` elements on `fp32.size()` ranks: fp32 partitions as given, moments of
+// `partition` elements.
 class PaddingAccountTest : public ::testing::Test {
  protected:
-  std::vector<PaddingAccount> Account(int64_t numel, const std::vector<std::vector<float>>& fp32, int64_t partition,
-                                      const std::vector<int64_t>& recorded) {
+  std::vector<PaddingAccount> Account(int64_t numel, const std::vector<std::vector<float>>& fp32,
+                                      int64_t partition, const std::vector<int64_t>& recorded) {
     std::vector<checkpoint::Value> dictionaries;
     for (size_t i = 0; i < fp32.size(); ++i) {
       const std::vector<float> moments(static_cast<size_t>(partition), 0.0F);
       dictionaries.push_back(Dict({
-          {"base_optimizer_state", Dict({{"state", Numbered({Dict({{"exp_avg", writer_.Flat(moments)}})})}})},
+          {"base_optimizer_state",
+           Dict({{"state", Numbered({Dict({{"exp_avg", writer_.Flat(moments)}})})}})},
           {"single_partition_of_fp32_groups", checkpoint::MakeList({writer_.Flat(fp32[i])})},
           {"group_paddings", Ints({recorded[i]})},
       }));
@@ -79,7 +81,8 @@ TEST_F(PaddingAccountTest, WholePaddingOnTheLastRankIsTheHistoricRecord) {
   keeps_padding_ = true;
   std::vector<int64_t> recorded(768, 0);
   recorded[767] = 1024;
-  const auto accounts = Account(266240, std::vector<std::vector<float>>(768, std::vector<float>(348, 0.0F)), 348, recorded);
+  const auto accounts = Account(
+      266240, std::vector<std::vector<float>>(768, std::vector<float>(348, 0.0F)), 348, recorded);
   for (const PaddingAccount& account : accounts) EXPECT_EQ(account.problem, "");
   ASSERT_EQ(findings_.size(), 1u);
   EXPECT_EQ(findings_[0].kind, "historic-padding-record");
@@ -91,13 +94,15 @@ TEST_F(PaddingAccountTest, RealElementsRecordedAsPaddingAreAProblem) {
   std::vector<int64_t> recorded(768, 0);
   recorded[765] = 20;  // 348 - 328
   recorded[766] = recorded[767] = 348;
-  const auto accounts = Account(266240, std::vector<std::vector<float>>(768, std::vector<float>(348, 0.0F)), 348, recorded);
+  const auto accounts = Account(
+      266240, std::vector<std::vector<float>>(768, std::vector<float>(348, 0.0F)), 348, recorded);
   EXPECT_NE(accounts[765].problem, "");
   EXPECT_EQ(accounts[766].problem, "");
 }
 
 TEST_F(PaddingAccountTest, StrippedPartitionsOfThirtyAndTwentySevenAreExact) {
-  const auto accounts = Account(57, {std::vector<float>(30, 1), std::vector<float>(27, 1)}, 30, {0, 3});
+  const auto accounts =
+      Account(57, {std::vector<float>(30, 1), std::vector<float>(27, 1)}, 30, {0, 3});
   EXPECT_EQ(accounts[0].problem + accounts[1].problem, "");
   EXPECT_TRUE(findings_.empty());
 }
@@ -116,17 +121,20 @@ TEST_F(PaddingAccountTest, HistoricTwentyNineIsAcceptedOnlyWithZeros) {
 }
 
 TEST_F(PaddingAccountTest, ShorterPartitionIsAProblem) {
-  const auto accounts = Account(57, {std::vector<float>(30, 1), std::vector<float>(26, 1)}, 30, {0, 3});
+  const auto accounts =
+      Account(57, {std::vector<float>(30, 1), std::vector<float>(26, 1)}, 30, {0, 3});
   EXPECT_NE(accounts[1].problem, "");
 }
 
 TEST_F(PaddingAccountTest, PartitionsOfAnotherAlignmentAreAProblem) {
-  const auto accounts = Account(57, {std::vector<float>(40, 1), std::vector<float>(17, 1)}, 40, {0, 23});
+  const auto accounts =
+      Account(57, {std::vector<float>(40, 1), std::vector<float>(17, 1)}, 40, {0, 23});
   EXPECT_NE(accounts[0].problem, "");
 }
 
 TEST(GroupLayoutTest, StartsFollowTheShapesAndTheirAlignmentPads) {
-  const auto shapes = Dict({{"a", checkpoint::MakeTorchSize({2, 3})}, {"b", checkpoint::MakeTorchSize({})},
+  const auto shapes = Dict({{"a", checkpoint::MakeTorchSize({2, 3})},
+                            {"b", checkpoint::MakeTorchSize({})},
                             {"c", checkpoint::MakeTorchSize({4})}});
   const GroupLayout dense = LayoutFromShapes(shapes, {});
   EXPECT_EQ(dense.members[1].start, 6);
@@ -139,8 +147,9 @@ TEST(GroupLayoutTest, StartsFollowTheShapesAndTheirAlignmentPads) {
 }
 
 checkpoint::Value Fragment(int64_t start, int64_t numel) {
-  return checkpoint::MakeInstance("deepspeed.utils.tensor_fragment", "fragment_address",
-                                  Dict({{"numel", checkpoint::MakeInt(numel)}, {"start", checkpoint::MakeInt(start)}}));
+  return checkpoint::MakeInstance(
+      "deepspeed.utils.tensor_fragment", "fragment_address",
+      Dict({{"numel", checkpoint::MakeInt(numel)}, {"start", checkpoint::MakeInt(start)}}));
 }
 
 checkpoint::Value Maps(const Entries& fragments) {
@@ -149,7 +158,8 @@ checkpoint::Value Maps(const Entries& fragments) {
 
 TEST(GroupLayoutTest, SliceMappingsOfAllRanksGiveTheOrder) {
   RankFiles rank;
-  rank.dictionaries = {Maps({{"b", Fragment(0, 3)}, {"a", Fragment(3, 1)}}), Maps({{"a", Fragment(0, 2)}})};
+  rank.dictionaries = {Maps({{"b", Fragment(0, 3)}, {"a", Fragment(3, 1)}}),
+                       Maps({{"a", Fragment(0, 2)}})};
   GroupFacts facts;
   facts.partition_count = 2;
   facts.partition_numel = 4;

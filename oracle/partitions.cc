@@ -16,9 +16,11 @@ using checkpoint::Value;
 
 namespace {
 
-constexpr int64_t kProofWindowNumel = 256;   // per parameter: enough to tell orders apart; law S4 compares every element
+constexpr int64_t kProofWindowNumel =
+    256;  // per parameter: enough to tell orders apart; law S4 compares every element
 
-// The optimizer dictionaries of one model-parallel rank. BF16_Optimizer without files leaves a copy in the model file.
+// The optimizer dictionaries of one model-parallel rank. BF16_Optimizer without files leaves a copy
+// in the model file.
 RankFiles FilesOf(const Source& source, int32_t stage, int32_t tensor) {
   RankFiles rank;
   rank.stage = stage;
@@ -29,12 +31,14 @@ RankFiles FilesOf(const Source& source, int32_t stage, int32_t tensor) {
     const auto found = source.optimizer.find({source.ModelNumber(stage, tensor), data});
     if (found == source.optimizer.end()) continue;
     rank.files[static_cast<size_t>(data)] = found->second;
-    rank.dictionaries[static_cast<size_t>(data)] = checkpoint::Get(source.Root(found->second), "optimizer_state_dict");
+    rank.dictionaries[static_cast<size_t>(data)] =
+        checkpoint::Get(source.Root(found->second), "optimizer_state_dict");
   }
   return rank;
 }
 
-// The dictionary that a stage 0 run in bf16 leaves in the model file besides the optimizer files: data rank 0's.
+// The dictionary that a stage 0 run in bf16 leaves in the model file besides the optimizer files:
+// data rank 0's.
 RankFiles ModelCopyOf(const Source& source, int32_t stage, int32_t tensor) {
   RankFiles rank;
   rank.stage = stage;
@@ -64,12 +68,14 @@ Result<GroupFacts> FactsOf(const Draft& draft, const RankFiles& rank, int32_t po
   if (counts && position < static_cast<int32_t>(counts->size())) {
     const int64_t said = (*counts)[static_cast<size_t>(position)];
     if (said != facts.partition_count) {
-      return Error{ErrorCode::kInconsistent, "partition_count " + std::to_string(said),
-                   std::to_string(facts.partition_count) + " data ranks", rank.FirstPlace(draft.source).file,
-                   "The files of the step come from different runs, or some data ranks are missing."};
+      return Error{
+          ErrorCode::kInconsistent, "partition_count " + std::to_string(said),
+          std::to_string(facts.partition_count) + " data ranks", rank.FirstPlace(draft.source).file,
+          "The files of the step come from different runs, or some data ranks are missing."};
     }
   }
-  facts.elastic = checkpoint::SequenceItems(checkpoint::Get(first, "base_optimizer_state")) != nullptr;
+  facts.elastic =
+      checkpoint::SequenceItems(checkpoint::Get(first, "base_optimizer_state")) != nullptr;
   facts.keeps_padding = draft.summary.wrapper == "BF16_Optimizer";
   return facts;
 }
@@ -104,8 +110,8 @@ int64_t MeasuredPartition(const RankFiles& rank, const GroupFacts& facts, int64_
 }
 
 // One state of the group over all data ranks.
-Result<std::shared_ptr<FlatState>> GatherState(const Draft& draft, const RankFiles& rank, const GroupFacts& facts,
-                                               const std::string& state) {
+Result<std::shared_ptr<FlatState>> GatherState(const Draft& draft, const RankFiles& rank,
+                                               const GroupFacts& facts, const std::string& state) {
   auto flat = std::make_shared<FlatState>();
   flat->partition_numel = facts.partition_numel;
   flat->partitions.resize(rank.dictionaries.size());
@@ -124,7 +130,8 @@ Result<std::shared_ptr<FlatState>> GatherState(const Draft& draft, const RankFil
   return flat;
 }
 
-Holder MemberHolder(const RankFiles& rank, const Member& member, std::shared_ptr<const FlatState> flat) {
+Holder MemberHolder(const RankFiles& rank, const Member& member,
+                    std::shared_ptr<const FlatState> flat) {
   Holder holder;
   holder.rank = {rank.tensor, rank.stage, 0};
   holder.shape = member.shape;
@@ -145,18 +152,21 @@ ProofScore ScoreOf(const Draft& draft, const RankFiles& rank, const GroupLayout&
     const Holder* weight = draft.WeightOf(member.name, rank.tensor);
     if (weight == nullptr || weight->numel() != member.numel() || member.numel() == 0) continue;
     ++score.provable;
-    if (MasterMatchesWeight(MemberHolder(rank, member, masters), *weight, kProofWindowNumel)) ++score.proved;
+    if (MasterMatchesWeight(MemberHolder(rank, member, masters), *weight, kProofWindowNumel))
+      ++score.proved;
   }
   return score;
 }
 
-// The order that round_robin_gradients gives: every count-th parameter from 0 on, then from 1 on, and so on.
+// The order that round_robin_gradients gives: every count-th parameter from 0 on, then from 1 on,
+// and so on.
 Value RoundRobinOrder(const Value& shapes, int64_t count) {
   const checkpoint::Items* items = checkpoint::MappingItems(shapes);
   if (items == nullptr) return shapes;
   checkpoint::Items reordered;
   for (size_t bucket = 0; bucket < static_cast<size_t>(count) && bucket < items->size(); ++bucket) {
-    for (size_t i = bucket; i < items->size(); i += static_cast<size_t>(count)) reordered.push_back((*items)[i]);
+    for (size_t i = bucket; i < items->size(); i += static_cast<size_t>(count))
+      reordered.push_back((*items)[i]);
   }
   return checkpoint::MakeDict(std::move(reordered));
 }
@@ -165,7 +175,8 @@ std::vector<int64_t> AlignmentPads(const Value& dictionary, int32_t position) {
   const Value pads = checkpoint::Get(dictionary, "param_alignment_paddings");
   const std::vector<Value>* groups = checkpoint::SequenceItems(pads);
   if (groups == nullptr || position >= static_cast<int32_t>(groups->size())) return {};
-  return checkpoint::AsIntList((*groups)[static_cast<size_t>(position)]).value_or(std::vector<int64_t>());
+  return checkpoint::AsIntList((*groups)[static_cast<size_t>(position)])
+      .value_or(std::vector<int64_t>());
 }
 
 std::map<std::string, std::vector<int64_t>> WeightShapes(const Draft& draft, int32_t tensor) {
@@ -187,7 +198,8 @@ Value GroupShapes(const Draft& draft, const RankFiles& rank, int32_t position) {
 // Reads one model-parallel rank.
 class RankReader {
  public:
-  // `copy`: the second dictionary in the model file, whose groups lie as `layouts` says (those of the files, where there are files).
+  // `copy`: the second dictionary in the model file, whose groups lie as `layouts` says (those of
+  // the files, where there are files).
   RankReader(Draft& draft, RankFiles rank, bool copy, std::vector<GroupLayout>& layouts)
       : draft_(draft), rank_(std::move(rank)), copy_(copy), layouts_(layouts) {}
 
@@ -213,41 +225,52 @@ class RankReader {
     const Value shapes = GroupShapes(draft_, rank_, facts.position);
     const std::vector<int64_t> pads = AlignmentPads(rank_.First(), facts.position);
     GroupLayout layout = LayoutFromShapes(shapes, pads);
-    facts.partition_numel = MeasuredPartition(rank_, facts, layout.members.empty() ? -1 : layout.numel);
+    facts.partition_numel =
+        MeasuredPartition(rank_, facts, layout.members.empty() ? -1 : layout.numel);
     if (layout.members.empty()) {
       auto mapped = LayoutFromMaps(rank_, facts, WeightShapes(draft_, rank_.tensor));
       if (mapped) return *std::move(mapped);
       if (draft_.source.Model(rank_.stage, rank_.tensor)) return NoOrder();
-      draft_.Fault("order-unproved", "optimizer states of this rank cannot be named while its model file is missing", {},
-                   rank_.FirstPlace(draft_.source));
+      draft_.Fault("order-unproved",
+                   "optimizer states of this rank cannot be named while its model file is missing",
+                   {}, rank_.FirstPlace(draft_.source));
       return layout;
     }
-    if (MapsAgree(rank_, facts, layout) && checkpoint::Has(rank_.First(), "param_slice_mappings")) return layout;
+    if (MapsAgree(rank_, facts, layout) && checkpoint::Has(rank_.First(), "param_slice_mappings"))
+      return layout;
     return ProvedByContent(facts, shapes, std::move(layout));
   }
 
   Error NoOrder() const {
-    return {ErrorCode::kUnprovedOrder, "an optimizer file without names and a model file without param_shapes",
+    return {ErrorCode::kUnprovedOrder,
+            "an optimizer file without names and a model file without param_shapes",
             "param_shapes or consistent param_slice_mappings", rank_.FirstPlace(draft_.source).file,
             "The files come from a version that is not known, or are damaged."};
   }
 
-  // Slice mappings and param_shapes disagree, or there are no mappings: the order whose masters round to the weights is right.
-  Result<GroupLayout> ProvedByContent(const GroupFacts& facts, const Value& shapes, GroupLayout layout) {
-    CK_TRY(const std::shared_ptr<const FlatState> masters, GatherState(draft_, rank_, facts, kMaster));
+  // Slice mappings and param_shapes disagree, or there are no mappings: the order whose masters
+  // round to the weights is right.
+  Result<GroupLayout> ProvedByContent(const GroupFacts& facts, const Value& shapes,
+                                      GroupLayout layout) {
+    CK_TRY(const std::shared_ptr<const FlatState> masters,
+           GatherState(draft_, rank_, facts, kMaster));
     const bool mapped = checkpoint::Has(rank_.First(), "param_slice_mappings");
     const Place place = rank_.FirstPlace(draft_.source);
     const ProofScore by_shapes = masters ? ScoreOf(draft_, rank_, layout, masters) : ProofScore{};
     if (by_shapes.proved < by_shapes.provable && masters) {
       std::vector<GroupLayout> others;
-      if (auto maps = LayoutFromMaps(rank_, facts, WeightShapes(draft_, rank_.tensor)); mapped && maps) others.push_back(*maps);
+      if (auto maps = LayoutFromMaps(rank_, facts, WeightShapes(draft_, rank_.tensor));
+          mapped && maps)
+        others.push_back(*maps);
       others.push_back(LayoutFromShapes(RoundRobinOrder(shapes, facts.partition_count), {}));
       for (const GroupLayout& other : others) {
         const ProofScore score = ScoreOf(draft_, rank_, other, masters);
         if (score.proved <= by_shapes.proved || score.proved < score.provable) continue;
         draft_.Note("order-from-content",
-                    "group " + std::to_string(facts.position) + ": the order of param_shapes does not fit the content (" +
-                        std::to_string(by_shapes.proved) + " of " + std::to_string(by_shapes.provable) +
+                    "group " + std::to_string(facts.position) +
+                        ": the order of param_shapes does not fit the content (" +
+                        std::to_string(by_shapes.proved) + " of " +
+                        std::to_string(by_shapes.provable) +
                         " parameters); another order fits all and is used",
                     {}, place);
         return other;
@@ -257,17 +280,21 @@ class RankReader {
       std::vector<std::string> names;
       for (const Member& member : layout.members) names.push_back(member.name);
       draft_.Note("false-slice-maps",
-                  "group " + std::to_string(facts.position) + ": param_slice_mappings contradict param_shapes; the content fits "
-                  "param_shapes for " + std::to_string(by_shapes.proved) + " of " + std::to_string(by_shapes.provable) +
-                      " parameters",
+                  "group " + std::to_string(facts.position) +
+                      ": param_slice_mappings contradict param_shapes; the content fits "
+                      "param_shapes for " +
+                      std::to_string(by_shapes.proved) + " of " +
+                      std::to_string(by_shapes.provable) + " parameters",
                   std::move(names), place);
     }
     return layout;
   }
 
-  Status Register(const GroupFacts& facts, const GroupLayout& layout, std::map<std::string, int32_t>& seen) {
+  Status Register(const GroupFacts& facts, const GroupLayout& layout,
+                  std::map<std::string, int32_t>& seen) {
     const Place place = rank_.FirstPlace(draft_.source);
-    const Value parameters = checkpoint::GetPath(rank_.First(), {"base_optimizer_state", "param_groups"});
+    const Value parameters =
+        checkpoint::GetPath(rank_.First(), {"base_optimizer_state", "param_groups"});
     const std::vector<Value>* groups = checkpoint::SequenceItems(parameters);
     const bool stored = groups != nullptr && facts.position < static_cast<int32_t>(groups->size());
     const Value dictionary = stored ? (*groups)[static_cast<size_t>(facts.position)] : Value();
@@ -299,7 +326,8 @@ class RankReader {
     for (const Value& dictionary : rank_.dictionaries) {
       const auto step = StepOf(checkpoint::Get(BaseState(dictionary, position), "step"));
       if (step) return step;
-      if (const auto shared = StepOf(checkpoint::Get(dictionary, "base_optimizer_state_step"))) return shared;
+      if (const auto shared = StepOf(checkpoint::Get(dictionary, "base_optimizer_state_step")))
+        return shared;
     }
     if (StateKeys(rank_.First(), position).empty()) return std::nullopt;
     return StepOf(checkpoint::Get(parameters, "step"));
@@ -311,7 +339,8 @@ class RankReader {
   std::vector<GroupLayout>& layouts_;
 };
 
-// All optimizer files of a rank are missing: its parameters are known from the model file, and not covered.
+// All optimizer files of a rank are missing: its parameters are known from the model file, and not
+// covered.
 void MarkIncomplete(Draft& draft, const RankFiles& rank) {
   const Value shapes = checkpoint::Get(draft.source.Model(rank.stage, rank.tensor), "param_shapes");
   const std::vector<Value>* groups = checkpoint::SequenceItems(shapes);

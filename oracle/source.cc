@@ -17,7 +17,8 @@ using checkpoint::Result;
 using checkpoint::Value;
 
 std::string Rank::ToString() const {
-  return "tp" + std::to_string(tensor) + "-pp" + std::to_string(stage) + "-dp" + std::to_string(data);
+  return "tp" + std::to_string(tensor) + "-pp" + std::to_string(stage) + "-dp" +
+         std::to_string(data);
 }
 
 Value Source::Model(int32_t stage, int32_t tensor) const {
@@ -28,9 +29,11 @@ Value Source::Model(int32_t stage, int32_t tensor) const {
 Result<Stored> Source::TensorAt(size_t file, Rank rank, const Value& value) const {
   CK_TRY(checkpoint::TensorView view, checkpoint::DecodeTensor(value, labels[file]));
   if (!view.storage->file) {
-    return Error{ErrorCode::kMalformedTensor, "a tensor without bytes", "a storage of the file", labels[file], "Copy the file anew."};
+    return Error{ErrorCode::kMalformedTensor, "a tensor without bytes", "a storage of the file",
+                 labels[file], "Copy the file anew."};
   }
-  const std::string record = files[file].legacy ? "storage " + view.storage->key : "data/" + view.storage->key;
+  const std::string record =
+      files[file].legacy ? "storage " + view.storage->key : "data/" + view.storage->key;
   return Stored{std::move(view), {labels[file], record, rank}};
 }
 
@@ -46,7 +49,8 @@ checkpoint::Status RefuseUnsupported(const Source& source) {
     if (file.kind == FileKind::kExpert || file.kind == FileKind::kExpertOptim) {
       return Unsupported("a mixture-of-experts checkpoint (MoE)", file.name);
     }
-    if (file.kind == FileKind::kZeroModelStates) return Unsupported("a ZeRO-3 checkpoint", file.name);
+    if (file.kind == FileKind::kZeroModelStates)
+      return Unsupported("a ZeRO-3 checkpoint", file.name);
   }
   return checkpoint::Done{};
 }
@@ -61,11 +65,15 @@ checkpoint::Status OpenInto(Source& source, const FileName& name, size_t& index)
 
 // Two files that claim one rank: the first in the folder's order is read, both are named.
 template <typename Key>
-checkpoint::Status OpenAs(Source& source, const FileName& name, std::map<Key, size_t>& into, Key key) {
+checkpoint::Status OpenAs(Source& source, const FileName& name, std::map<Key, size_t>& into,
+                          Key key) {
   if (into.count(key) > 0) {
-    source.findings.push_back({"two-files-of-one-rank",
-                               name.name + " claims the rank of " + source.labels[into[key]] + "; the latter is read",
-                               {name.name}, true, {source.folder.tag + "/" + name.name, "", {}}});
+    source.findings.push_back(
+        {"two-files-of-one-rank",
+         name.name + " claims the rank of " + source.labels[into[key]] + "; the latter is read",
+         {name.name},
+         true,
+         {source.folder.tag + "/" + name.name, "", {}}});
     return checkpoint::Done{};
   }
   size_t index = 0;
@@ -78,7 +86,8 @@ checkpoint::Status OpenFiles(Source& source) {
   for (const FileName& name : source.folder.files) {
     if (name.mp_number > checkpoint::kRanksMax || name.zero_number > checkpoint::kRanksMax ||
         name.layer_number > checkpoint::kRanksMax || name.model_number > checkpoint::kRanksMax) {
-      return Error{ErrorCode::kLimitExceeded, name.name, "rank and layer numbers up to " + std::to_string(checkpoint::kRanksMax),
+      return Error{ErrorCode::kLimitExceeded, name.name,
+                   "rank and layer numbers up to " + std::to_string(checkpoint::kRanksMax),
                    source.folder.step_folder.string(), "Remove the foreign file."};
     }
     switch (name.kind) {
@@ -86,7 +95,8 @@ checkpoint::Status OpenFiles(Source& source) {
         CK_DO(OpenAs(source, name, source.model, name.mp_number));
         break;
       case FileKind::kOptimStates:
-        CK_DO(OpenAs(source, name, source.optimizer, std::make_pair(name.mp_number, name.zero_number)));
+        CK_DO(OpenAs(source, name, source.optimizer,
+                     std::make_pair(name.mp_number, name.zero_number)));
         break;
       case FileKind::kLayer:
         CK_DO(OpenAs(source, name, source.layers,
@@ -143,8 +153,9 @@ Claim ClaimOf(const Value& root) {
   Claim claim;
   claim.tensor = CountAt(root, {"checkpoint_parallel_dimensions", "tp_degree"})
                      .value_or(CountAt(root, {"args", "tensor_model_parallel_size"}).value_or(0));
-  claim.pipeline = CountAt(root, {"checkpoint_parallel_dimensions", "pp_degree"})
-                       .value_or(CountAt(root, {"args", "pipeline_model_parallel_size"}).value_or(0));
+  claim.pipeline =
+      CountAt(root, {"checkpoint_parallel_dimensions", "pp_degree"})
+          .value_or(CountAt(root, {"args", "pipeline_model_parallel_size"}).value_or(0));
   claim.data = CountAt(root, {"dp_world_size"}).value_or(0);
   claim.model_parallel = CountAt(root, {"mp_world_size"}).value_or(0);
   return claim;
@@ -158,9 +169,12 @@ void Settle(Source& source, int64_t Claim::*field, const char* what, int64_t& se
     if (settled == 0) settled = said;
     if (said != settled) {
       source.findings.push_back({"topology-contradiction",
-                                 source.labels[file] + " says " + what + " " + std::to_string(said) + ", an earlier file " +
+                                 source.labels[file] + " says " + what + " " +
+                                     std::to_string(said) + ", an earlier file " +
                                      std::to_string(settled),
-                                 {source.labels[file]}, true, source.PlaceOf(file, {})});
+                                 {source.labels[file]},
+                                 true,
+                                 source.PlaceOf(file, {})});
     }
   }
 }
@@ -173,27 +187,37 @@ checkpoint::Status DetectGrid(Source& source) {
   Settle(source, &Claim::model_parallel, "model parallel size", model_parallel);
   int64_t layer_ranks = 0, data_ranks = 0;
   for (const auto& [key, file] : source.layers) layer_ranks = std::max(layer_ranks, key.second + 1);
-  for (const auto& [key, file] : source.optimizer) data_ranks = std::max(data_ranks, key.second + 1);
+  for (const auto& [key, file] : source.optimizer)
+    data_ranks = std::max(data_ranks, key.second + 1);
   const int64_t highest = source.model.rbegin()->first + 1;
   const int64_t model_ranks = std::max(model_parallel, highest);
-  if (tensor == 0) tensor = layer_ranks > 0 ? layer_ranks : source.pipelined ? 1 : model_ranks / std::max<int64_t>(pipeline, 1);
+  if (tensor == 0)
+    tensor = layer_ranks > 0    ? layer_ranks
+             : source.pipelined ? 1
+                                : model_ranks / std::max<int64_t>(pipeline, 1);
   if (pipeline == 0) pipeline = std::max<int64_t>(1, model_ranks / std::max<int64_t>(tensor, 1));
   if (data == 0) data = std::max<int64_t>(data_ranks, 1);
-  if (tensor > checkpoint::kRanksMax || pipeline > checkpoint::kRanksMax || data > checkpoint::kRanksMax ||
-      tensor * pipeline > checkpoint::kRanksMax || tensor * pipeline * data > checkpoint::kFilesMax) {
+  if (tensor > checkpoint::kRanksMax || pipeline > checkpoint::kRanksMax ||
+      data > checkpoint::kRanksMax || tensor * pipeline > checkpoint::kRanksMax ||
+      tensor * pipeline * data > checkpoint::kFilesMax) {
     return Error{ErrorCode::kLimitExceeded,
-                 std::to_string(tensor) + " x " + std::to_string(pipeline) + " x " + std::to_string(data) + " ranks",
-                 "at most " + std::to_string(checkpoint::kRanksMax) + " ranks", source.labels[source.AnyModel()],
-                 "The topology in the file is damaged."};
+                 std::to_string(tensor) + " x " + std::to_string(pipeline) + " x " +
+                     std::to_string(data) + " ranks",
+                 "at most " + std::to_string(checkpoint::kRanksMax) + " ranks",
+                 source.labels[source.AnyModel()], "The topology in the file is damaged."};
   }
-  source.grid = {static_cast<int32_t>(tensor), static_cast<int32_t>(pipeline), static_cast<int32_t>(data)};
+  source.grid = {static_cast<int32_t>(tensor), static_cast<int32_t>(pipeline),
+                 static_cast<int32_t>(data)};
   if (highest > tensor * pipeline || layer_ranks > tensor || data_ranks > data) {
     source.findings.push_back(
         {"surplus-ranks",
-         "files of " + std::to_string(highest) + " model-parallel, " + std::to_string(layer_ranks) + " layer tensor and " +
-             std::to_string(data_ranks) + " data ranks, but the files name the topology " + std::to_string(tensor) + " x " +
+         "files of " + std::to_string(highest) + " model-parallel, " + std::to_string(layer_ranks) +
+             " layer tensor and " + std::to_string(data_ranks) +
+             " data ranks, but the files name the topology " + std::to_string(tensor) + " x " +
              std::to_string(pipeline) + " x " + std::to_string(data),
-         {}, true, {source.folder.tag, "", {}}});
+         {},
+         true,
+         {source.folder.tag, "", {}}});
   }
   return checkpoint::Done{};
 }
@@ -202,7 +226,8 @@ checkpoint::Status DetectGrid(Source& source) {
 void DropSurplus(Source& source) {
   const int64_t model_parallel = int64_t{source.grid.tensor} * source.grid.pipeline;
   std::erase_if(source.model, [&](const auto& item) { return item.first >= model_parallel; });
-  std::erase_if(source.layers, [&](const auto& item) { return item.first.second >= source.grid.tensor; });
+  std::erase_if(source.layers,
+                [&](const auto& item) { return item.first.second >= source.grid.tensor; });
   std::erase_if(source.optimizer, [&](const auto& item) {
     return item.first.first >= model_parallel || item.first.second >= source.grid.data;
   });
@@ -213,7 +238,8 @@ std::string TagOf(const std::filesystem::path& path, const OpenOptions& options)
   auto text = checkpoint::ReadSmallFile(path / "latest_universal", 4096);
   if (!text.ok()) return options.tag;
   std::string tag = text.value();
-  while (!tag.empty() && (tag.back() == '\n' || tag.back() == ' ' || tag.back() == '\r')) tag.pop_back();
+  while (!tag.empty() && (tag.back() == '\n' || tag.back() == ' ' || tag.back() == '\r'))
+    tag.pop_back();
   return tag;
 }
 
@@ -226,19 +252,23 @@ Result<Source> OpenSource(const std::filesystem::path& path, const OpenOptions& 
   CK_DO(OpenFiles(source));
   if (source.folder.universal) CK_DO(OpenUniversalFiles(source));
   if (source.model.empty()) {
-    return Error{ErrorCode::kMissingFile, "no mp_rank_XX_model_states.pt", "at least one model file",
-                 source.folder.step_folder.string(), "Copy the model files of the step as well."};
+    return Error{ErrorCode::kMissingFile, "no mp_rank_XX_model_states.pt",
+                 "at least one model file", source.folder.step_folder.string(),
+                 "Copy the model files of the step as well."};
   }
   for (const auto& [number, file] : source.model) {
     const Value& root = source.Root(file);
-    if (checkpoint::Has(root, "num_experts") || checkpoint::Has(root, "ds_autoep_layers") || checkpoint::Has(root, "autoep_layers")) {
+    if (checkpoint::Has(root, "num_experts") || checkpoint::Has(root, "ds_autoep_layers") ||
+        checkpoint::Has(root, "autoep_layers")) {
       return Unsupported("a mixture-of-experts checkpoint (MoE)", source.labels[file]);
     }
-    if (checkpoint::AsInt(checkpoint::GetPath(root, {"ds_config", "zero_optimization", "stage"})).value_or(0) == 3) {
+    if (checkpoint::AsInt(checkpoint::GetPath(root, {"ds_config", "zero_optimization", "stage"}))
+            .value_or(0) == 3) {
       return Unsupported("a ZeRO-3 checkpoint", source.labels[file]);
     }
   }
-  source.pipelined = !source.layers.empty() || checkpoint::IsNone(checkpoint::Get(source.Root(source.AnyModel()), "module"));
+  source.pipelined = !source.layers.empty() ||
+                     checkpoint::IsNone(checkpoint::Get(source.Root(source.AnyModel()), "module"));
   CK_DO(DetectGrid(source));
   DropSurplus(source);
   return source;

@@ -1,4 +1,5 @@
-// Small hand-made checkpoints for the oracle's tests: trees with tensors of given values, written by checkpoint/.
+// Small hand-made checkpoints for the oracle's tests: trees with tensors of given values, written
+// by checkpoint/.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -39,18 +40,22 @@ class TreeWriter {
   // Row-major fp32 tensor.
   checkpoint::Value Floats(const std::vector<float>& values, std::vector<int64_t> shape) {
     checkpoint::TensorView view;
-    view.storage = checkpoint::MakeStorage(checkpoint::DType::kFloat32, static_cast<int64_t>(values.size()));
+    view.storage =
+        checkpoint::MakeStorage(checkpoint::DType::kFloat32, static_cast<int64_t>(values.size()));
     view.strides = checkpoint::ContiguousStrides(shape);
     view.shape = std::move(shape);
     values_[view.storage.get()] = values;
     return checkpoint::MakeTensor(view);
   }
-  checkpoint::Value Flat(const std::vector<float>& values) { return Floats(values, {static_cast<int64_t>(values.size())}); }
+  checkpoint::Value Flat(const std::vector<float>& values) {
+    return Floats(values, {static_cast<int64_t>(values.size())});
+  }
 
   // bfloat16 tensor: the upper halves of the values, which must be exact.
   checkpoint::Value BFloats(const std::vector<float>& values, std::vector<int64_t> shape) {
     checkpoint::TensorView view;
-    view.storage = checkpoint::MakeStorage(checkpoint::DType::kBFloat16, static_cast<int64_t>(values.size()));
+    view.storage =
+        checkpoint::MakeStorage(checkpoint::DType::kBFloat16, static_cast<int64_t>(values.size()));
     view.strides = checkpoint::ContiguousStrides(shape);
     view.shape = std::move(shape);
     values_[view.storage.get()] = values;
@@ -60,14 +65,17 @@ class TreeWriter {
   void Write(const std::filesystem::path& path, const checkpoint::Value& root) {
     std::filesystem::create_directories(path.parent_path());
     const auto status = checkpoint::WriteTorchFile(
-        path, root, checkpoint::StringMemo::kByContent, [this](const checkpoint::Storage& storage, std::span<std::byte> bytes) {
+        path, root, checkpoint::StringMemo::kByContent,
+        [this](const checkpoint::Storage& storage, std::span<std::byte> bytes) {
           const std::vector<float>& values = values_.at(&storage);
           for (size_t i = 0; i < values.size(); ++i) {
             uint32_t bits = 0;
             std::memcpy(&bits, &values[i], 4);
             const auto half = static_cast<uint16_t>(bits >> 16);
-            if (storage.dtype == checkpoint::DType::kFloat32) std::memcpy(bytes.data() + 4 * i, &bits, 4);
-            if (storage.dtype == checkpoint::DType::kBFloat16) std::memcpy(bytes.data() + 2 * i, &half, 2);
+            if (storage.dtype == checkpoint::DType::kFloat32)
+              std::memcpy(bytes.data() + 4 * i, &bits, 4);
+            if (storage.dtype == checkpoint::DType::kBFloat16)
+              std::memcpy(bytes.data() + 2 * i, &half, 2);
           }
         });
     ASSERT_TRUE(status.ok()) << status.error().ToString();
@@ -87,7 +95,8 @@ inline checkpoint::Value Dict(const Entries& entries) {
 }
 inline checkpoint::Value Numbered(const std::vector<checkpoint::Value>& values) {
   std::vector<std::pair<checkpoint::Value, checkpoint::Value>> items;
-  for (size_t i = 0; i < values.size(); ++i) items.emplace_back(checkpoint::MakeInt(static_cast<int64_t>(i)), values[i]);
+  for (size_t i = 0; i < values.size(); ++i)
+    items.emplace_back(checkpoint::MakeInt(static_cast<int64_t>(i)), values[i]);
   return checkpoint::MakeDict(std::move(items));
 }
 inline checkpoint::Value Ints(const std::vector<int64_t>& numbers) {
@@ -96,7 +105,9 @@ inline checkpoint::Value Ints(const std::vector<int64_t>& numbers) {
   return checkpoint::MakeList(std::move(items));
 }
 
-inline void WriteText(const std::filesystem::path& path, const std::string& text) { std::ofstream(path) << text; }
+inline void WriteText(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path) << text;
+}
 
 // The whole of a file that was just written, as a tree with mapped tensors.
 inline checkpoint::TorchFile Reopen(const std::filesystem::path& path) {

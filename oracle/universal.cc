@@ -1,4 +1,5 @@
-// DeepSpeed's universal folder: one folder a parameter, whole tensors without vocabulary padding. Format: docs/format/universal.md.
+// DeepSpeed's universal folder: one folder a parameter, whole tensors without vocabulary padding.
+// Format: docs/format/universal.md.
 #include <algorithm>
 
 #include "checkpoint/tree.h"
@@ -13,7 +14,8 @@ using checkpoint::Value;
 
 namespace {
 
-// Parameters in the order of param_shapes (stage by stage, group by group), with the position of their group.
+// Parameters in the order of param_shapes (stage by stage, group by group), with the position of
+// their group.
 std::vector<std::pair<std::string, int32_t>> ListedParameters(const Source& source) {
   std::vector<std::pair<std::string, int32_t>> listed;
   for (const auto& [number, file] : source.model) {
@@ -24,7 +26,8 @@ std::vector<std::pair<std::string, int32_t>> ListedParameters(const Source& sour
       const checkpoint::Items* items = checkpoint::MappingItems((*groups)[g]);
       if (items == nullptr) continue;
       for (const auto& [key, value] : *items) {
-        if (const auto name = checkpoint::AsString(key)) listed.emplace_back(*name, static_cast<int32_t>(g));
+        if (const auto name = checkpoint::AsString(key))
+          listed.emplace_back(*name, static_cast<int32_t>(g));
       }
     }
   }
@@ -33,18 +36,22 @@ std::vector<std::pair<std::string, int32_t>> ListedParameters(const Source& sour
 
 std::string StateName(const std::string& stem) { return stem == "fp32" ? kMaster : stem; }
 
-Status AddStateFile(Draft& draft, const std::string& parameter, const std::string& stem, size_t file) {
+Status AddStateFile(Draft& draft, const std::string& parameter, const std::string& stem,
+                    size_t file) {
   const Value& root = draft.source.Root(file);
   if (stem == "step") {
     draft.Entry(parameter).info.step = StepOf(root);
     const auto step = StepOf(root);
-    if (step) draft.summary.counters.push_back({"optimizer step", *step, draft.source.PlaceOf(file, {})});
+    if (step)
+      draft.summary.counters.push_back({"optimizer step", *step, draft.source.PlaceOf(file, {})});
     return checkpoint::Done{};
   }
   const Value value = checkpoint::Get(root, "param");
   if (!checkpoint::IsTensor(value)) {
-    return Error{ErrorCode::kUnsupported, "a state file without 'param'", "a dictionary with the whole parameter",
-                 draft.source.labels[file], "Universal folders made from ZeRO-3 hold bare flat tensors; they are not read yet."};
+    return Error{
+        ErrorCode::kUnsupported, "a state file without 'param'",
+        "a dictionary with the whole parameter", draft.source.labels[file],
+        "Universal folders made from ZeRO-3 hold bare flat tensors; they are not read yet."};
   }
   Holder holder;
   CK_TRY(holder.whole, draft.source.TensorAt(file, {}, value));
@@ -82,10 +89,12 @@ Status ReadUniversal(Draft& draft) {
     const auto& folders = draft.source.folder.universal_parameters;
     if (std::binary_search(folders.begin(), folders.end(), name)) order.push_back(name);
   }
-  order.insert(order.end(), draft.source.folder.universal_parameters.begin(), draft.source.folder.universal_parameters.end());
+  order.insert(order.end(), draft.source.folder.universal_parameters.begin(),
+               draft.source.folder.universal_parameters.end());
   for (const std::string& parameter : order) {
     if (draft.Entry(parameter).holders.count(kMaster) > 0) continue;  // listed on several ranks
-    for (auto file = draft.source.universal.lower_bound(parameter + "/"); file != draft.source.universal.end(); ++file) {
+    for (auto file = draft.source.universal.lower_bound(parameter + "/");
+         file != draft.source.universal.end(); ++file) {
       if (file->first.rfind(parameter + "/", 0) != 0) break;
       CK_DO(AddStateFile(draft, parameter, file->first.substr(parameter.size() + 1), file->second));
     }
