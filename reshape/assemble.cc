@@ -36,8 +36,7 @@ class Assembler {
     for (const std::string& name : order_) CK_DO(AddTensor(name));
     SetAliases();
     CK_DO(FillGroups());
-    SetWeightType();
-    return checkpoint::Done{};
+    return SetWeightType();
   }
 
  private:
@@ -244,7 +243,7 @@ class Assembler {
     return checkpoint::Done{};
   }
 
-  void SetWeightType() {
+  Status SetWeightType() {
     const checkpoint::Value config = Get(inventory_.model_files.front().torch.root, "ds_config");
     if (checkpoint::AsBool(checkpoint::GetPath(config, {"bf16", "enabled"})).value_or(false)) {
       inventory_.weight_dtype = checkpoint::DType::kBFloat16;
@@ -263,6 +262,16 @@ class Assembler {
       typed = true;
     }
     if (!vocabulary) inventory_.original_vocabulary_rows = 0;
+    for (const LogicalTensor& tensor : inventory_.tensors) {
+      if (tensor.parallel != Parallel::kVocabulary || tensor.shape.empty()) continue;
+      if (inventory_.original_vocabulary_rows <= tensor.shape.front()) continue;
+      return MakeError(
+          ErrorCode::kInconsistent,
+          fmt::format("{} vocabulary rows recorded", inventory_.original_vocabulary_rows),
+          fmt::format("at most the {} rows of {}", tensor.shape.front(), tensor.name),
+          inventory_.model_files.front().name.name, "The model file is of another model.");
+    }
+    return checkpoint::Done{};
   }
 
   Source& source_;

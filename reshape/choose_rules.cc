@@ -134,7 +134,9 @@ Status CheckLayerFiles(const Source& source) {
   const bool has_model_number = example.find("-model_0") != std::string::npos;
   std::vector<std::string> missing;
   for (const int64_t layer : wanted) {
-    for (int32_t rank = 0; rank < inventory.topology.tensor_parallel_size; ++rank) {
+    for (int32_t rank = 0;
+         rank < inventory.topology.tensor_parallel_size && missing.size() < kMissingNamesMax;
+         ++rank) {
       if (inventory.layer_files.contains({layer, rank})) continue;
       missing.push_back(has_model_number
                             ? fmt::format("layer_{:02d}-model_{:02d}-model_states.pt", layer, rank)

@@ -145,7 +145,7 @@ std::string ModelName(int64_t mp) { return fmt::format("mp_rank_{:02d}_model_sta
 
 Error MissingModel(const checkpoint::StepFolder& folder, const FoundFiles& found, int64_t count) {
   std::vector<std::string> names;
-  for (int64_t mp = 0; mp < count; ++mp) {
+  for (int64_t mp = 0; mp < count && names.size() < kMissingNamesMax; ++mp) {
     if (!found.model.contains(mp)) names.push_back(ModelName(mp));
   }
   return Missing(folder, std::move(names), fmt::format("{} model files", count));
@@ -309,7 +309,7 @@ Status ReadOptimFiles(const FoundFiles& found, Inventory& inventory) {
   std::vector<std::string> missing;
   inventory.optim_files.resize(static_cast<size_t>(model_ranks));
   for (int64_t mp = 0; mp < model_ranks; ++mp) {
-    for (int64_t rank = 0; rank < data; ++rank) {
+    for (int64_t rank = 0; rank < data && missing.size() < kMissingNamesMax; ++rank) {
       const auto position = found.optim.find({mp, rank});
       if (position == found.optim.end()) {
         missing.push_back(OptimName(prefix, rank, mp));

@@ -68,6 +68,8 @@ set(RESHAPE_TESTS
   partition_test.cc
   plan_fixture.cc
   plan_test.cc
+  reshape_test.cc
+  reshape_torch_test.cc
   rounding_test.cc
   shards_test.cc
   target_fixture.cc

@@ -15,14 +15,13 @@ using checkpoint::Value;
 
 // Hyper-parameters that say which group it is: without the ids and the count.
 Value Identity(const Value& hyper_parameters) {
-  if (checkpoint::IsNone(hyper_parameters)) return hyper_parameters;
+  if (checkpoint::MappingItems(hyper_parameters) == nullptr) return hyper_parameters;
   return checkpoint::WithoutEntry(checkpoint::WithoutEntry(hyper_parameters, "params"), "step");
 }
 
 Value Stored(const Value& hyper_parameters) {
-  return checkpoint::IsNone(hyper_parameters)
-             ? nullptr
-             : checkpoint::WithoutEntry(hyper_parameters, "params");
+  if (checkpoint::MappingItems(hyper_parameters) == nullptr) return nullptr;
+  return checkpoint::WithoutEntry(hyper_parameters, "params");
 }
 
 bool SameGroup(const LocalGroup& a, const LocalGroup& b) {
@@ -44,6 +43,15 @@ Result<GroupTable> MakeGroupTable(const Source& source) {
   const std::vector<LocalGroup>& reference = largest->groups;
   for (const LocalGroup& group : reference) {
     table.groups.push_back({Stored(group.hyper_parameters), group.step, {}});
+  }
+  for (const ModelRank& rank : source.ranks) {
+    for (const LocalGroup& group : rank.groups) {
+      const Value& stored = group.hyper_parameters;
+      if (checkpoint::IsNone(stored) || checkpoint::MappingItems(stored) != nullptr) continue;
+      return MakeError(ErrorCode::kInconsistent,
+                       "hyper-parameters " + checkpoint::Render(stored, 40),
+                       "a dictionary for each group", source.ModelFileName(rank), "");
+    }
   }
   for (const ModelRank& rank : source.ranks) {
     auto& global = table.global.emplace_back();

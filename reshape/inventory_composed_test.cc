@@ -167,6 +167,22 @@ TEST_F(ComposedTest, TwoTensorsOfOneShapeAreNoticedWhereNothingProvesWhichItIs) 
   EXPECT_TRUE(Noticed(result.value(), "group-order-unproved"));
 }
 
+TEST_F(ComposedTest, FrozenWeightsOfAnotherTypeDoNotHinderTheSearch) {
+  TorchComposer composer;
+  Value model = ModelFile(composer, {{"a", {2, 3}, Sequence(1, 6)}, {"c", {1, 2}, Sequence(40, 2)}},
+                          FusedOptimizer(composer, {Join({Sequence(40, 2), Sequence(1, 6)})}));
+  const Value module = checkpoint::Get(model, "module");
+  model = checkpoint::WithEntry(model, "module",
+                                Dict({{"frozen", composer.Tensor({2}, {0.1F, 0.2F})},
+                                      {"a", checkpoint::Get(module, "a")},
+                                      {"c", checkpoint::Get(module, "c")}}));
+  composer.Write(folder_.path() / "step" / "mp_rank_00_model_states.pt", model);
+  const auto result = ReadInventory(folder_.path() / "step", ReadOptions{});
+  ASSERT_TRUE(result.ok()) << result.error().ToString();
+  EXPECT_EQ(Named(result.value(), "frozen").role, Role::kFrozen);
+  EXPECT_EQ(Named(result.value(), "a").states.at("fp32_master").pieces.front().offset, 2);
+}
+
 TEST_F(ComposedTest, OptimizerOfAnUnknownFormIsUnsupported) {
   TorchComposer composer;
   composer.Write(folder_.path() / "step" / "mp_rank_00_model_states.pt",

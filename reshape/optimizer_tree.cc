@@ -100,6 +100,12 @@ Result<OptimizerEntry> ReadOptimizerEntry(const Value& entry, int64_t numel,
                        "This optimizer is not supported yet.");
     }
     CK_TRY(TensorView view, checkpoint::DecodeTensor(value, where + " " + key));
+    if (view.numel() > view.storage->numel) {
+      return MakeError(ErrorCode::kUnsupported,
+                       fmt::format("optimizer state '{}' that repeats its elements", key),
+                       "one stored element for each", where,
+                       "Write the checkpoint with dense states.");
+    }
     if (numel >= 0 && view.numel() != numel) {
       return MakeError(ErrorCode::kUnsupported,
                        fmt::format("optimizer state '{}' of {} elements", key, view.numel()),

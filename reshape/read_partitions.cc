@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/limits.h"
 #include "checkpoint/tree.h"
 #include "reshape/partition.h"
 #include "reshape/source.h"
@@ -61,7 +62,12 @@ Result<std::vector<Member>> MembersFromShapes(const Value& model_root, const Val
     CK_TRY(const int64_t numel, checkpoint::NumelOf(*shape, where + " " + *name));
     members.push_back({.name = *name, .numel = numel, .shape = *shape, .begin = begin});
     const int64_t pad = pads ? (*pads)[i] : 0;
-    CK_TRY(begin, checkpoint::NumelOf({1, begin + numel + std::max<int64_t>(pad, 0)}, where));
+    if (pad < 0 || pad > checkpoint::kTensorNumelMax || begin > checkpoint::kTensorNumelMax) {
+      return MakeError(ErrorCode::kLimitExceeded,
+                       fmt::format("an alignment pad of {} elements", pad),
+                       "0 or more, within the largest tensor", where, "");
+    }
+    begin += numel + pad;
   }
   return members;
 }
@@ -137,6 +143,12 @@ struct StoredGroup {
   bool step_in_state = false;
 };
 
+Status CheckFlat(const TensorView& view, const std::string& where) {
+  if (view.IsContiguous()) return checkpoint::Done{};
+  return MakeError(ErrorCode::kInconsistent, "a partition with strides", "contiguous elements",
+                   where, "");
+}
+
 Status CheckStep(const std::optional<StepValue>& step, const std::string& file,
                  std::optional<StepValue>& common) {
   if (!step) return checkpoint::Done{};
@@ -164,10 +176,14 @@ Result<StoredGroup> ReadStored(const RankFiles& files, size_t group) {
     const Value partition = ItemAt(Get(optimizer, "single_partition_of_fp32_groups"), group);
     CK_TRY(TensorView master,
            checkpoint::DecodeTensor(partition, where + " single_partition_of_fp32_groups"));
+    CK_DO(CheckFlat(master, where));
     stored.states[kMasterState].push_back(std::move(master));
     const Value base = Get(optimizer, "base_optimizer_state");
     CK_TRY(OptimizerEntry entry, ReadOptimizerEntry(StateOfGroup(base, group), -1, where));
-    for (auto& [key, view] : entry.tensors) stored.states[key].push_back(std::move(view));
+    for (auto& [key, view] : entry.tensors) {
+      CK_DO(CheckFlat(view, where));
+      stored.states[key].push_back(std::move(view));
+    }
     stored.step_in_state |= entry.step.has_value();
     if (!entry.step) entry.step = ReadStep(Get(optimizer, "base_optimizer_state_step"));
     // apex FusedAdam keeps the count in the group; elsewhere that entry is stale, so it counts only
@@ -197,12 +213,11 @@ Status FillFlats(const RankFiles& files, const StoredGroup& stored, const Partit
       const TensorView& view = views[rank];
       const int64_t begin = static_cast<int64_t>(rank) * form.partition_numel;
       const int64_t real = RealNumel(form, static_cast<int64_t>(rank));
-      if (!view.IsContiguous() || view.numel() < real ||
-          view.storage->dtype != group.flat_dtypes[key]) {
-        return MakeError(
-            ErrorCode::kInconsistent, fmt::format("{} elements of '{}'", view.numel(), key),
-            fmt::format("{} elements, contiguous, of one type", real), files.names[rank],
-            "The partition does not fit the parameters of its group.");
+      if (view.numel() < real || view.storage->dtype != group.flat_dtypes[key]) {
+        return MakeError(ErrorCode::kInconsistent,
+                         fmt::format("{} elements of '{}'", view.numel(), key),
+                         fmt::format("at least {} elements, of one type", real), files.names[rank],
+                         "The partition does not fit the parameters of its group.");
       }
       if (real > 0) {
         segments.push_back(

@@ -59,6 +59,10 @@ Status ReadRank(ModelRank& rank, const Source& source) {
       group.nameless_steps.emplace_back();
       if (!bare) {
         CK_TRY(TensorView master, checkpoint::DecodeTensor((*shaped)[i], where + " fp32_groups"));
+        if (master.numel() > master.storage->numel) {
+          return MakeError(ErrorCode::kUnsupported, "a master that repeats its elements",
+                           "one stored element for each", where, "");
+        }
         group.nameless.back().emplace(kMasterState, std::move(master));
       }
       CK_DO(ReadId(Get(base, "state"), (*ids)[i], where, group));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 namespace reshape {
 namespace {
@@ -12,34 +13,37 @@ using checkpoint::TensorView;
 constexpr int64_t kKeyElements = 8;  // leading elements that a candidate is looked up by
 constexpr int64_t kSearchStepsMax = 2'000'000;
 
-// Candidates by the bits of their first elements: one table for each key length, because short
-// parameters have short keys.
+// Candidates by type and by the bits of their first elements: one table for each key length,
+// because short parameters have short keys.
 class LeadingBitsIndex {
  public:
   explicit LeadingBitsIndex(const std::vector<Candidate>& candidates) {
     for (size_t i = 0; i < candidates.size(); ++i) {
-      tables_[std::min(kKeyElements, candidates[i].weight.numel())]
-             [LeadingBits(candidates[i].weight, kKeyElements)]
+      const RowMajorBytes& weight = candidates[i].weight;
+      tables_[weight.dtype()][std::min(kKeyElements, weight.numel())]
+             [LeadingBits(weight, kKeyElements)]
                  .push_back(i);
     }
   }
   // Candidates whose leading bits are the masters' at `position`.
-  std::vector<size_t> At(const FlatMasters& masters, int64_t position,
-                         checkpoint::DType dtype) const {
-    std::vector<uint32_t> bits;
-    masters.AppendRounded(position, kKeyElements, dtype, bits);
+  std::vector<size_t> At(const FlatMasters& masters, int64_t position) const {
     std::vector<size_t> found;
-    for (const auto& [length, table] : tables_) {
-      if (length > static_cast<int64_t>(bits.size())) continue;
-      const auto entry = table.find(std::vector<uint32_t>(bits.begin(), bits.begin() + length));
-      if (entry != table.end())
-        found.insert(found.end(), entry->second.begin(), entry->second.end());
+    for (const auto& [dtype, tables] : tables_) {
+      std::vector<uint32_t> bits;
+      masters.AppendRounded(position, kKeyElements, dtype, bits);
+      for (const auto& [length, table] : tables) {
+        if (length > static_cast<int64_t>(bits.size())) continue;
+        const auto entry = table.find(std::vector<uint32_t>(bits.begin(), bits.begin() + length));
+        if (entry != table.end())
+          found.insert(found.end(), entry->second.begin(), entry->second.end());
+      }
     }
     return found;
   }
 
  private:
-  std::map<int64_t, std::map<std::vector<uint32_t>, std::vector<size_t>>> tables_;
+  using Table = std::map<std::vector<uint32_t>, std::vector<size_t>>;
+  std::map<checkpoint::DType, std::map<int64_t, Table>> tables_;
 };
 
 // Module order first: behind the last one placed, then from the start.
@@ -92,12 +96,17 @@ class FlatSearch {
   std::vector<Option> Options(const FlatMasters& masters, int64_t position, int64_t numel,
                               std::optional<size_t> last) const {
     std::vector<Option> options;
-    if (position >= numel || candidates_.empty()) return options;
-    std::vector<size_t> found = index_.At(masters, position, candidates_.front().weight.dtype());
+    if (position >= numel) return options;
+    std::vector<size_t> found = index_.At(masters, position);
     SortByPreference(found, last);
+    // Two candidates of one length that both fit here have equal content: they are interchangeable,
+    // so one of them is enough.
+    std::set<int64_t> lengths;
     for (const size_t candidate : found) {
       const RowMajorBytes& weight = candidates_[candidate].weight;
-      if (used_[candidate] || masters.MatchingPrefix(position, weight) != weight.numel()) continue;
+      if (used_[candidate] || lengths.contains(weight.numel())) continue;
+      if (masters.MatchingPrefix(position, weight) != weight.numel()) continue;
+      lengths.insert(weight.numel());
       options.push_back({candidate, false});
     }
     // A later stage's copy may differ from the weight that a file holds: any place is possible that
@@ -172,7 +181,11 @@ bool SearchShaped(const LocalGroup& group, const std::vector<Candidate>& candida
 std::vector<Candidate> CandidatesOf(const ModelRank& rank, bool with_empty) {
   std::vector<Candidate> candidates;
   for (const LocalTensor& tensor : rank.tensors) {
-    const bool fits = !tensor.buffer && tensor.alias_of.empty() && tensor.view.storage != nullptr &&
+    // An expanded tensor repeats few stored elements, so it is no parameter; copying it could fill
+    // the memory.
+    const bool stored =
+        tensor.view.storage != nullptr && tensor.view.numel() <= tensor.view.storage->numel;
+    const bool fits = !tensor.buffer && tensor.alias_of.empty() && stored &&
                       (with_empty || tensor.view.numel() > 0);
     if (fits) candidates.push_back({&tensor, RowMajorBytes(tensor.view)});
   }

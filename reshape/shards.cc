@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "checkpoint/limits.h"
+
 namespace reshape {
 namespace {
 
@@ -53,6 +55,12 @@ Result<std::vector<int64_t>> FullShape(Parallel parallel, const std::vector<int6
     return Error{ErrorCode::kInconsistent, "shape " + ShapeText(shard_shape),
                  "a dimension " + std::to_string(dimension) + ", on which its rule splits it", name,
                  "Correct the parallel rule of this parameter."};
+  }
+  if (full[static_cast<size_t>(dimension)] > checkpoint::kTensorNumelMax / tensor_parallel_size) {
+    return Error{ErrorCode::kLimitExceeded,
+                 "shape " + ShapeText(shard_shape) + " on each of " +
+                     std::to_string(tensor_parallel_size) + " tensor ranks",
+                 "a tensor within the largest that is read", name, ""};
   }
   full[static_cast<size_t>(dimension)] *= tensor_parallel_size;
   return full;

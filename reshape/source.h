@@ -17,6 +17,10 @@
 
 namespace reshape {
 
+// Names of missing files are collected up to here: a wrong number in a file must not fill the
+// memory with names.
+inline constexpr size_t kMissingNamesMax = 10'000;
+
 inline constexpr char kWeightState[] = "weight";
 inline constexpr char kMasterState[] = "fp32_master";
 

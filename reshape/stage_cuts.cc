@@ -16,7 +16,7 @@ using checkpoint::ErrorCode;
 using checkpoint::Result;
 
 constexpr size_t kGuessesMax = 64;
-constexpr int64_t kGuessStepsMax = 1'000'000;
+constexpr int64_t kGuessStepsMax = 100'000;
 
 // Trainable elements of each layer file of tensor rank 0.
 struct LayerSize {
@@ -74,7 +74,11 @@ std::vector<int64_t> StageSizes(const Source& source) {
 class CutSearch {
  public:
   CutSearch(const std::vector<LayerSize>& layers, const std::vector<int64_t>& stages)
-      : layers_(layers), stages_(stages) {}
+      : layers_(layers), stages_(stages) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (layers[i].numel > 0) by_numel_[layers[i].numel].push_back(i);
+    }
+  }
 
   // Ends of the stages as indices into the layers, and the layer index that each stage holds as a
   // copy (-1: none).
@@ -119,18 +123,20 @@ class CutSearch {
   std::vector<std::pair<size_t, int64_t>> Options(size_t stage, size_t begin) const {
     std::vector<std::pair<size_t, int64_t>> options;
     int64_t sum = 0;
-    for (size_t end = begin; end <= layers_.size(); ++end) {
+    for (size_t end = begin; end <= layers_.size() && sum <= stages_[stage]; ++end) {
       if (sum == stages_[stage]) options.emplace_back(end, -1);
-      for (size_t copy = 0; copy < begin && stage > 0; ++copy) {
-        if (layers_[copy].numel > 0 && sum + layers_[copy].numel == stages_[stage]) {
-          options.emplace_back(end, static_cast<int64_t>(copy));
-        }
+      const auto alike = by_numel_.find(stages_[stage] - sum);
+      for (size_t i = 0; alike != by_numel_.end() && i < alike->second.size(); ++i) {
+        const size_t copy = alike->second[i];
+        if (stage > 0 && copy < begin) options.emplace_back(end, static_cast<int64_t>(copy));
       }
       if (end < layers_.size()) sum += layers_[end].numel;
     }
     return options;
   }
 
+  std::map<int64_t, std::vector<size_t>>
+      by_numel_;  // layers with parameters, by their number of elements
   const std::vector<LayerSize>& layers_;
   const std::vector<int64_t>& stages_;
 };
