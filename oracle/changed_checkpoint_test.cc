@@ -201,6 +201,22 @@ TEST_F(Changed, OneStaleMasterOfAFusedGroupIsNamed) {
   EXPECT_EQ(Uncovered(*oracle), 0);
 }
 
+TEST_F(Changed, SecondFileOfATiedLayerIsAReplica) {
+  Copy("deepspeed/pp2_z1_bf16_dp2");
+  step_ = folder_.path() / "run" / "global_step3";
+  fs::copy_file(step_ / "layer_00-model_states.pt", step_ / "layer_05-model_states.pt");
+  Flip(
+      "layer_05-model_states.pt", [](const Value& root) { return checkpoint::Get(root, "weight"); },
+      9);
+  const auto oracle = Open();
+  ASSERT_TRUE(oracle);
+  auto weight = oracle->Assemble(IndexOf(*oracle, "tied_modules.embed.weight"), kWeight);
+  ASSERT_TRUE(weight.ok());
+  EXPECT_EQ(weight.value().replicas_compared, weight.value().value.numel());
+  ASSERT_EQ(weight.value().disagreements.size(), 1u);
+  EXPECT_EQ(weight.value().disagreements[0].first_index, 9);
+}
+
 TEST_F(Changed, ForeignFilesAndSurplusRanksAreReported) {
   Copy(kPartitioned);
   fs::copy_file(step_ / "mp_rank_03_model_states.pt", step_ / "mp_rank_04_model_states.pt");

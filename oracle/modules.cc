@@ -94,6 +94,23 @@ void AddMappedNames(const Value& optimizer, KnownNames& known) {
   }
 }
 
+using LayerTensors = std::map<std::string, const checkpoint::TensorView*>;
+
+// Two files of one tied layer: the same tensors, equal but for damage.
+bool SameLayer(const LayerTensors& first, const LayerTensors& second) {
+  if (first.size() != second.size()) return false;
+  for (const auto& [key, view] : first) {
+    const auto other = second.find(key);
+    if (other == second.end() || other->second->shape != view->shape ||
+        other->second->storage->dtype != view->storage->dtype) {
+      return false;
+    }
+    const int64_t equal = TensorOf(*view).eq(TensorOf(*other->second)).sum().item<int64_t>();
+    if (2 * equal < view->numel()) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 KnownNames ListKnownNames(const Source& source) {
@@ -127,28 +144,29 @@ std::map<int64_t, std::string> TiedLayersByName(const ModuleList& modules,
         name.substr(dot + 1));
   }
   // The layer that has all parameters of the tied module, in their shapes, under none of its own
-  // names.
+  // names. A tied layer without a forward function of its own is saved once more where it is used.
   std::map<int64_t, std::string> tied;
-  std::map<int64_t, std::map<std::string, std::vector<int64_t>>> layers;
+  std::map<int64_t, LayerTensors> layers;
   std::set<int64_t> own_names;
   for (const ModuleTensor& tensor : modules.tensors) {
     if (tensor.layer < 0) continue;
-    layers[tensor.layer][tensor.key] = tensor.stored.view.shape;
+    layers[tensor.layer].try_emplace(tensor.key, &tensor.stored.view);
     if (known.shapes.count(std::to_string(tensor.layer) + "." + tensor.key) > 0)
       own_names.insert(tensor.layer);
   }
   for (const auto& [module, keys] : tied_modules) {
+    const LayerTensors* first = nullptr;
     for (const auto& [layer, tensors] : layers) {
       if (own_names.count(layer) > 0 || tied.count(layer) > 0) continue;
       const bool all = std::all_of(keys.begin(), keys.end(), [&](const std::string& key) {
         const auto found = tensors.find(key);
         if (found == tensors.end()) return false;
         const std::vector<int64_t>& shape = known.shapes.at(kPrefix + module + "." + key);
-        return shape == std::vector<int64_t>{-1} || shape == found->second;
+        return shape == std::vector<int64_t>{-1} || shape == found->second->shape;
       });
-      if (!all) continue;
+      if (!all || (first != nullptr && !SameLayer(*first, tensors))) continue;
       tied[layer] = module;
-      break;
+      if (first == nullptr) first = &tensors;
     }
   }
   return tied;
@@ -220,7 +238,7 @@ Status AddModules(Draft& draft, const ModuleList& modules,
   for (const ModuleTensor& tensor : modules.tensors) {
     const std::string name = NameOf(tensor, tied);
     TensorEntry& entry = draft.Entry(name);
-    entry.layer = tensor.layer;
+    if (entry.layer < 0) entry.layer = tensor.layer;
     std::string alias = aliases.Find(tensor, name);
     const auto declared = shared.find(name);
     const bool copied =
@@ -233,6 +251,8 @@ Status AddModules(Draft& draft, const ModuleList& modules,
     // Trainable ones are found by their optimizer group later.
     entry.info.role = buffers.count(name) + buffers.count(own) > 0 ? Role::kBuffer : Role::kFrozen;
     Holder holder;
+    holder.copy =
+        draft.WeightOf(name, tensor.tensor) != nullptr;  // the second file of a tied layer
     holder.rank = {tensor.tensor, 0, 0};
     holder.shape = tensor.stored.view.shape;
     holder.whole = tensor.stored;

@@ -208,6 +208,32 @@ TEST_F(HandMade, DeclaredSplitsAreJoined) {
   }
 }
 
+// Each shard is [q q | k | v]: four query heads and two key/value heads over two ranks.
+TEST_F(HandMade, QkvDeclaredPerShardIsAllQueriesThenAllKeysThenAllValues) {
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto base = static_cast<float>(4 * rank);
+    Entries model = Model(writer_.BFloats({base, base + 1, base + 2, base + 3}, {4, 1}));
+    Set(model, "mp_world_size", checkpoint::MakeInt(2));
+    Set(model, "args",
+        Dict({{"num_attention_heads", checkpoint::MakeInt(4)},
+              {"num_key_value_heads", checkpoint::MakeInt(2)}}));
+    WriteModel(rank, model);
+  }
+  OpenOptions options = WithRules(
+      R"({"name": "m", "parameters": [
+          {"canonical": "w", "parallel": "column", "fused": "query-key-value"}]})");
+  auto plain = Open(options);
+  ASSERT_TRUE(plain.ok()) << plain.error().ToString();
+  EXPECT_TRUE(plain.value()->summary().has_fused_qkv);
+  EXPECT_EQ(Numbers(plain.value()->Assemble(0, kWeight).value().value),
+            (std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7}));
+  options.qkv_layout = checkpoint::QkvLayout::kPerShard;
+  auto declared = Open(options);
+  ASSERT_TRUE(declared.ok());
+  EXPECT_EQ(Numbers(declared.value()->Assemble(0, kWeight).value().value),
+            (std::vector<float>{0, 1, 4, 5, 2, 6, 3, 7}));
+}
+
 TEST_F(HandMade, ReplicasThatDifferAreNamed) {
   for (int rank = 0; rank < 2; ++rank) {
     Entries model = Model(writer_.BFloats({1, 2, 3, rank == 0 ? 4.0F : 5.0F}, {2, 2}));
