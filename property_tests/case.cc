@@ -7,6 +7,7 @@
 #include <atomic>
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include "checkpoint/tensor.h"
 #include "checkpoint/tree.h"
@@ -57,6 +58,41 @@ certify::Declared DeclaredFor(const fixtures::FixtureSpec& spec) {
 bool WrapperTakesDummyStep(const fixtures::FixtureSpec& spec) {
   return spec.wrapper == fixtures::OptimizerWrapper::kFused ||
          spec.wrapper == fixtures::OptimizerWrapper::kUnfused;
+}
+
+fixtures::BaseOptimizer BaseOptimizerOf(const fixtures::FixtureSpec& spec) {
+  if (spec.base_optimizer != fixtures::BaseOptimizer::kDefault) return spec.base_optimizer;
+  const bool shaped = spec.wrapper == fixtures::OptimizerWrapper::kFp32 ||
+                      spec.wrapper == fixtures::OptimizerWrapper::kUnfused;
+  return shaped ? fixtures::BaseOptimizer::kTorchAdam : fixtures::BaseOptimizer::kFusedAdam;
+}
+
+std::string DigestDifference(const fs::path& a, const fs::path& b,
+                             const certify::Declared& declared) {
+  const auto first = certify::Digest(a, declared, "xxh3-128");
+  if (!first.ok()) return first.error().ToString();
+  const auto second = certify::Digest(b, declared, "xxh3-128");
+  if (!second.ok()) return second.error().ToString();
+  std::string difference;
+  // By canonical name: two layouts name one tensor differently.
+  std::map<std::string, std::string> states[2];
+  const nlohmann::ordered_json* const sides[2] = {&first.value(), &second.value()};
+  for (int side = 0; side < 2; ++side) {
+    for (const auto& [name, entries] : (*sides[side])["tensors"].items()) {
+      for (const auto& [state, hex] : entries.items()) {
+        if (state == "canonical") continue;
+        states[side][entries["canonical"].get<std::string>() + " " + state] = hex;
+      }
+    }
+  }
+  for (const int side : {0, 1}) {
+    for (const auto& [name, hex] : states[side]) {
+      const auto other = states[1 - side].find(name);
+      if (other == states[1 - side].end()) difference += name + " is missing on one side\n";
+      else if (side == 0 && other->second != hex) difference += name + " differs\n";
+    }
+  }
+  return difference;
 }
 
 namespace {

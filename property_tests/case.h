@@ -29,8 +29,13 @@ class CaseFolder {
 reshape::ReshapeOptions OptionsFor(const fixtures::FixtureSpec& target);
 certify::Declared DeclaredFor(const fixtures::FixtureSpec& spec);
 
-// Why the core would refuse this target: "" where it would not. Properties are over what both can do.
+// FP16_Optimizer and FP16_UnfusedOptimizer take one Adam step when they are made.
 bool WrapperTakesDummyStep(const fixtures::FixtureSpec& spec);
+// The Adam that a spec with kDefault gets: a reshape keeps it, whatever the wrapper.
+fixtures::BaseOptimizer BaseOptimizerOf(const fixtures::FixtureSpec& spec);
+// Names and states whose digests differ or that one side lacks; "" where the digests are equal.
+std::string DigestDifference(const std::filesystem::path& a, const std::filesystem::path& b,
+                             const certify::Declared& declared);
 
 // One line a node: path, kind, tensor type and shape, numbers and texts. Entries below `ignored_keys` are left out.
 std::vector<std::string> TreeLines(const checkpoint::Value& root, const std::vector<std::string>& ignored_keys);

@@ -98,10 +98,10 @@ class Composer {
     LayOutFiles();
     for (const Placement& placement : target_.placements) CK_DO(Place(placement));
     for (const Literal& literal : target_.literals) {
-      StoragePlan* storage = Find(literal.storage.get());
-      CHECK(storage != nullptr, << "a literal whose storage is in no file");
+      const auto home = homes_.find(literal.storage.get());
+      CHECK(home != homes_.end(), << "a literal whose storage is in no file");
       CHECK(static_cast<int64_t>(literal.bytes.size()) == literal.storage->bytes(), << literal.bytes.size());
-      storage->literal = literal.bytes;
+      for (StoragePlan* storage : home->second) storage->literal = literal.bytes;
     }
     CK_DO(CopyWholeFiles());
     for (FilePlan& file : plan_.files) {
@@ -144,11 +144,6 @@ class Composer {
       whole.block.dimensions = {{storage->numel, 1, 1}};
       if (storage->numel > 0) file.storages[i].copies.push_back(std::move(whole));
     }
-  }
-
-  StoragePlan* Find(const Storage* storage) {
-    const auto found = homes_.find(storage);
-    return found == homes_.end() ? nullptr : found->second.front();
   }
 
   Result<const SourceState*> StateOf(const Placement& placement) {

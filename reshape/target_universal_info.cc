@@ -44,7 +44,9 @@ class Patterns {
   Value TensorReplicated() const {
     std::vector<std::string> patterns{layer_ + "input_layernorm.weight", layer_ + "post_attention_layernorm.weight", final_ + "weight"};
     if (HasCanonical("final_layernorm.bias")) patterns.push_back(final_ + "bias");
-    if (HasCanonical("embedding.position_embeddings.weight")) patterns.push_back(embedding_ + "position_embeddings.weight");
+    for (const char* rest : {"position_embeddings.weight", "word_embeddings.norm.weight", "word_embeddings.norm.bias"}) {
+      if (HasCanonical(std::string("embedding.") + rest)) patterns.push_back(embedding_ + rest);
+    }
     for (const char* rest : {"self_attention.dense.bias", "mlp.dense_4h_to_h.bias", "input_layernorm.bias", "post_attention_layernorm.bias"}) {
       if (HasCanonical(std::string("layers.0.") + rest)) patterns.push_back(layer_ + rest);
     }
