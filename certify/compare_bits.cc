@@ -86,6 +86,41 @@ class Float32Reader {
   const void* data_;
 };
 
+// Where differing elements are marked; `first` is the index of the block's first element.
+struct Marks {
+  std::vector<bool>* marked = nullptr;
+  int64_t first = 0;
+};
+
+// One block of CompareConverted.
+Difference CompareOneByOne(const at::Tensor& expected, const at::Tensor& found, bool any_nan,
+                           const Marks& marks) {
+  Difference difference;
+  difference.compared = expected.numel();
+  const DType dtype = DTypeOf(found);
+  const Float32Reader wide(expected), narrow(found);
+  for (int64_t i = 0; i < difference.compared; ++i) {
+    const float value = wide.At(i);
+    const float read = narrow.At(i);
+    int64_t ulp = 0;
+    float rounded = value;
+    if (dtype == DType::kFloat32) {
+      if (std::bit_cast<uint32_t>(value) == std::bit_cast<uint32_t>(read)) continue;
+      ulp = UlpDistance(value, read);
+    } else {
+      const uint16_t bits = RoundTo16Bit(value, dtype);
+      const uint16_t other = static_cast<const uint16_t*>(found.const_data_ptr())[i];
+      if (bits == other) continue;
+      rounded = WidenTo32(bits, dtype);
+      ulp = UlpDistance16(bits, other, dtype);
+    }
+    if (any_nan && std::isnan(value) && std::isnan(read)) continue;
+    if (marks.marked != nullptr) (*marks.marked)[static_cast<size_t>(marks.first + i)] = true;
+    Count(difference, i, rounded, read, ulp);
+  }
+  return difference;
+}
+
 void CheckSameNumel(const at::Tensor& expected, const at::Tensor& found) {
   CHECK(expected.numel() == found.numel(), << expected.numel() << " and " << found.numel());
   CHECK(expected.is_contiguous(), << "expected");
@@ -266,31 +301,21 @@ Difference CompareBits(const at::Tensor& expected, const at::Tensor& found,
 Difference CompareConverted(const at::Tensor& expected, const at::Tensor& found, bool any_nan,
                             std::vector<bool>* marked) {
   CheckSameNumel(expected, found);
-  Difference difference;
-  difference.compared = expected.numel();
-  if (marked != nullptr) marked->assign(static_cast<size_t>(difference.compared), false);
   const DType dtype = DTypeOf(found);
-  const Float32Reader wide(expected);
-  if (dtype == DType::kFloat32) {
-    const auto* narrow = found.const_data_ptr<float>();
-    for (int64_t i = 0; i < difference.compared; ++i) {
-      const float value = wide.At(i);
-      if (std::bit_cast<uint32_t>(value) == std::bit_cast<uint32_t>(narrow[i])) continue;
-      if (any_nan && std::isnan(value) && std::isnan(narrow[i])) continue;
-      if (marked != nullptr) (*marked)[static_cast<size_t>(i)] = true;
-      Count(difference, i, value, narrow[i], UlpDistance(value, narrow[i]));
-    }
-    return difference;
-  }
-  CHECK(checkpoint::Is16Bit(dtype), << "dtype=" << checkpoint::DTypeName(dtype));
-  const auto* narrow = static_cast<const uint16_t*>(found.const_data_ptr());
-  for (int64_t i = 0; i < difference.compared; ++i) {
-    const uint16_t rounded = RoundTo16Bit(wide.At(i), dtype);
-    if (rounded == narrow[i]) continue;
-    if (any_nan && IsNan16(rounded, dtype) && IsNan16(narrow[i], dtype)) continue;
-    if (marked != nullptr) (*marked)[static_cast<size_t>(i)] = true;
-    Count(difference, i, WidenTo32(rounded, dtype), WidenTo32(narrow[i], dtype),
-          UlpDistance16(rounded, narrow[i], dtype));
+  CHECK(dtype == DType::kFloat32 || checkpoint::Is16Bit(dtype), << checkpoint::DTypeName(dtype));
+  Difference difference;
+  if (marked != nullptr) marked->clear();
+  const at::Tensor wide = expected.view(-1), narrow = found.view(-1);
+  for (int64_t begin = 0; begin < wide.numel(); begin += kBlockElements) {
+    const int64_t count = std::min(kBlockElements, wide.numel() - begin);
+    const at::Tensor from = wide.narrow(0, begin, count), to = narrow.narrow(0, begin, count);
+    // libtorch converts many elements at once; what it finds different is looked at one by one.
+    Difference block;
+    block.compared = count;
+    const bool same = CompareBits(from.to(found.scalar_type()), to).equal();
+    if (marked != nullptr) marked->resize(static_cast<size_t>(begin + count), false);
+    if (!same) block = CompareOneByOne(from, to, any_nan, {marked, begin});
+    difference.Append(block);
   }
   return difference;
 }

@@ -69,16 +69,28 @@ class CorpusLawsTest : public ::testing::TestWithParam<std::string> {
   Json Truth() const { return ReadJson(kCorpus / GetParam() / "truth.json"); }
   bool Is(const char* word) const { return GetParam().find(word) != std::string::npos; }
 
-  // Kinds of notices that this run is known for.
+  // Kinds of notices that this run must have.
   std::set<std::string> KnownNotices() const {
     std::set<std::string> known;
-    if (GetParam().rfind("megatron", 0) == 0 && !Is("pp1") && !Is("llama"))
-      known.insert("stale-tied-copy");
+    const bool megatron = GetParam().rfind("megatron", 0) == 0;
+    const bool stale_copy = megatron && !Is("pp1") && !Is("llama");
+    if (stale_copy) known.insert("stale-tied-copy");
     if (Is("_rr_") && !Is("align")) known.insert("false-slice-maps");
     if (Is("legacy")) known.insert("no-checksums");
-    if (Is("edge")) known.insert("never-trained");
+    // Optimizer states without names: how each got its name. BF16_Optimizer writes names at stage 0
+    // too.
+    if (!Is("z0_") || (megatron && Is("bf16"))) return known;
+    if (Is("fp32")) {
+      known.insert({"order-not-provable", "order-ambiguous"});
+    } else {
+      known.insert("order-proved");
+    }
+    if (stale_copy) known.insert("unproved-stale-tied-copy");
+    if (Is("pp2_")) known.insert("tied-name-assumed");
     return known;
   }
+  // Kinds that it may have.
+  bool MayHave(const std::string& kind) const { return Is("edge") && kind == "never-trained"; }
 };
 
 TEST_P(CorpusLawsTest, AllHoldOverExactlyTheElementsOfTheTruth) {
@@ -107,11 +119,11 @@ TEST_P(CorpusLawsTest, NoNoticesButTheKnownOnes) {
   for (const LawResult& law : judgement.value().laws)
     for (const Finding& finding : law.findings) {
       met.insert(finding.kind);
-      EXPECT_TRUE(known.count(finding.kind) > 0)
+      EXPECT_TRUE(known.count(finding.kind) > 0 || MayHave(finding.kind))
           << law.law << " " << finding.kind << ": " << finding.text;
     }
   for (const std::string& kind : known)
-    EXPECT_TRUE(kind == "never-trained" || met.count(kind) > 0) << kind << " is not reported";
+    EXPECT_TRUE(met.count(kind) > 0) << kind << " is not reported";
 }
 
 TEST_P(CorpusLawsTest, DigestsEqualTheTruth) {

@@ -23,7 +23,8 @@ class HolderMapTest : public ::testing::Test {
     auto& parts = fake_->parts[{index_, oracle::kMaster}];
     parts.clear();
     for (const int32_t rank : {0, 1}) {
-      at::Tensor flat = value.chunk(2, dimension)[static_cast<size_t>(rank)].contiguous().flatten();
+      at::Tensor flat =
+          value.chunk(2, dimension)[static_cast<size_t>(rank)].clone().contiguous().flatten();
       if (halves) {
         const at::Tensor first = value.narrow(0, rank * 2, 2).flatten();
         const at::Tensor second = value.narrow(0, 4 + rank * 2, 2).flatten();

@@ -366,6 +366,27 @@ TEST_F(LawsTest, RowsOfATiedTableAreAllTrainedSoAZeroPartBreaksS5) {
   Broken("S5", "zero-part");
 }
 
+TEST_F(LawsTest, ATableWithAnAliasIsTiedToAnOutput) {
+  fake_->Info("dense.weight").name = "tokens.embed.weight";
+  fake_->facts.groups[0].members[1] = "tokens.embed.weight";
+  oracle::TensorInfo head;
+  head.name = head.canonical = "head.weight";
+  head.alias_of = "tokens.embed.weight";
+  fake_->infos.push_back(head);
+  fake_->Value("tokens.embed.weight", oracle::kExpAvg).narrow(0, 4, 4).zero_();
+  fake_->ShareOut();
+  Broken("S5", "zero-part");
+}
+
+TEST_F(LawsTest, AnOrderThatStaleMastersCannotProveIsAConsequence) {
+  fake_->Value("norm.weight", oracle::kMaster)[3] = 7.0f;
+  fake_->facts.findings.push_back({"order-unproved", "no order fits", {}, true, {}});
+  fake_->facts.padding[1].nonzero = 1;
+  const Judgement judgement = Judge();
+  EXPECT_EQ(judgement.root, "S4");
+  EXPECT_EQ(judgement.consequences, std::vector<std::string>{"S2"});
+}
+
 TEST_F(LawsTest, ZeroVocabularyPaddingIsNoFault) {
   fake_->Value("word_embeddings", oracle::kExpAvg).narrow(0, 10, 2).zero_();
   const at::Tensor flat = fake_->Value("word_embeddings", oracle::kExpAvg).flatten();

@@ -130,6 +130,7 @@ class Rest {
     for (const Finding& finding : findings) report_.Add(finding);
   }
 
+  void NothingElse() { report_.NotApplicable("the files hold nothing else"); }
   LawResult Finish() { return report_.Finish(); }
 
  private:
@@ -337,6 +338,7 @@ LawResult ListTheRest(const Subject& source, const Subject& target,
   rest.ListStaleCopies();
   rest.ListBatchSizes();
   rest.Append(from_states);
+  if (source.summary().carried.empty() && target.summary().carried.empty()) rest.NothingElse();
   return rest.Finish();
 }
 

@@ -40,11 +40,12 @@ bool ReplicasFollow(const Judgement& judgement) {
   return true;
 }
 
-// Elements that were moved past the end of their group lie in its padding: the padding says so, the
-// masters say where.
-bool PaddingFollows(const Judgement& judgement) {
+// Masters that fit no weight make S2 speak as well: moved past the end of their group they lie in
+// its padding, and the order of nameless groups cannot be proved by them.
+bool PlacesFollow(const Judgement& judgement) {
   for (const Finding& finding : Find(judgement, "S2")->findings)
-    if (finding.fault && finding.kind != "padding-not-zero") return false;
+    if (finding.fault && finding.kind != "padding-not-zero" && finding.kind != "order-unproved")
+      return false;
   return IsBroken(judgement, "S4");
 }
 
@@ -53,7 +54,7 @@ bool PaddingFollows(const Judgement& judgement) {
 // before the comparison with the source, which only says that something changed.
 std::vector<std::string> CausalOrder(const Judgement& judgement) {
   std::vector<std::string> order = {"S8", "S1"};
-  if (IsBroken(judgement, "S2") && PaddingFollows(judgement)) order.push_back("S4");
+  if (IsBroken(judgement, "S2") && PlacesFollow(judgement)) order.push_back("S4");
   order.insert(order.end(), {"S2", "R1"});
   if (IsBroken(judgement, "S3") && ReplicasFollow(judgement)) {
     order.insert(order.end(), {"S4", "S5", "S3"});

@@ -6,8 +6,6 @@
 // position never occurred, vocabulary padding, dead units, parameters never used, parts of a few
 // elements. Hence two tests: one part of a tensor is zero while the rest has hardly a zero; and
 // everything that one holder has is zero while other holders of the same tensors have something.
-#include <ATen/Tensor.h>
-
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -16,6 +14,10 @@
 #include "certify/compare_bits.h"
 #include "certify/format.h"
 #include "certify/single_laws.h"
+
+// Last, because libtorch has a macro CHECK of its own.
+#include <ATen/Tensor.h>
+#include <ATen/ops/aminmax.h>
 
 namespace certify {
 namespace {
@@ -31,23 +33,29 @@ struct Scan {
   int64_t not_finite = 0, negative = 0, zeros = 0;
 };
 
-Scan ScanValues(const at::Tensor& value) {
+Scan ScanOneByOne(const at::Tensor& value) {
   Scan scan;
-  const int64_t numel = value.numel();
-  const auto count = [&](auto at) {
-    for (int64_t i = 0; i < numel; ++i) {
-      const auto element = at(i);
-      scan.zeros += element == 0 ? 1 : 0;
-      scan.negative += element < 0 ? 1 : 0;
-      // The comparison fails for NaN and infinity.
-      scan.not_finite += element - element == 0 ? 0 : 1;
-    }
-  };
-  if (DTypeOf(value) == checkpoint::DType::kFloat32) {
-    count([data = value.const_data_ptr<float>()](int64_t i) { return data[i]; });
-  } else {
-    count([&](int64_t i) { return ElementAsDouble(value, i); });
+  for (int64_t i = 0; i < value.numel(); ++i) {
+    const double element = ElementAsDouble(value, i);
+    scan.zeros += element == 0 ? 1 : 0;
+    scan.negative += element < 0 ? 1 : 0;
+    scan.not_finite += std::isfinite(element) ? 0 : 1;
   }
+  return scan;
+}
+
+// libtorch finds extremes and counts zeros at the speed of memory; only what looks wrong is counted
+// one by one.
+Scan ScanValues(const at::Tensor& value, bool may_be_negative) {
+  if (value.numel() == 0) return {};
+  if (DTypeOf(value) != checkpoint::DType::kFloat32) return ScanOneByOne(value);
+  const auto [low, high] = at::aminmax(value);
+  const auto lowest = low.item<float>(), highest = high.item<float>();  // NaN if any element is
+  const bool sane =
+      std::isfinite(lowest) && std::isfinite(highest) && (may_be_negative || lowest >= 0);
+  if (!sane) return ScanOneByOne(value);
+  Scan scan;
+  scan.zeros = value.numel() - value.count_nonzero().item<int64_t>();
   return scan;
 }
 
@@ -61,14 +69,10 @@ int64_t FirstWhere(const at::Tensor& value, bool negative) {
 
 // Every row (first dimension) is either all zero or without a zero.
 bool ZerosAreRows(const at::Tensor& value) {
-  if (value.dim() < 2 || value.size(0) == 0) return false;
-  const int64_t row = value.numel() / value.size(0);
-  for (int64_t i = 0; i < value.numel(); i += row) {
-    int64_t zeros = 0;
-    for (int64_t j = i; j < i + row; ++j) zeros += ElementAsDouble(value, j) == 0 ? 1 : 0;
-    if (zeros != 0 && zeros != row) return false;
-  }
-  return true;
+  if (value.dim() < 2 || value.numel() == 0) return false;
+  const at::Tensor nonzero = value.flatten(1).count_nonzero(at::IntArrayRef({1}));
+  const int64_t row_numel = value.numel() / value.size(0);
+  return nonzero.eq(0).logical_or(nonzero.eq(row_numel)).all().item<bool>();
 }
 
 Finding AboutMoment(const oracle::TensorInfo& info, const std::string& state, std::string kind) {
@@ -86,7 +90,7 @@ void MomentsSane::Visit(size_t index, const std::string& state,
   if (!IsMoment(state)) return;
   const oracle::TensorInfo& info = subject_.tensors()[index];
   const at::Tensor& value = assembled.value;
-  const Scan scan = ScanValues(value);
+  const Scan scan = ScanValues(value, state == oracle::kExpAvg);
   report_.Compared(value.numel());
   const auto add = [&](std::string kind, int64_t count, bool negative, const char* what) {
     Finding finding = AboutMoment(info, state, std::move(kind));
@@ -110,8 +114,8 @@ void MomentsSane::Visit(size_t index, const std::string& state,
     seen.zeros_are_rows = ZerosAreRows(value);
     if (auto parts = subject_.oracle->PartOfEachHolder(index, state); parts.ok()) {
       for (const oracle::HolderPart& part : parts.value())
-        seen.parts.push_back(
-            {part.place, part.flat.numel(), ScanValues(part.flat.contiguous()).zeros});
+        seen.parts.push_back({part.place, part.flat.numel(),
+                              part.flat.numel() - part.flat.count_nonzero().item<int64_t>()});
     } else {
       report_.Incomplete(Format("the parts of {} of {} cannot be read", state, info.name));
     }
@@ -126,23 +130,34 @@ void MomentsSane::CannotAssemble(size_t index, const std::string& state) {
       Format("{} of {} cannot be put together", state, subject_.tensors()[index].name));
 }
 
+// The softmax gives every row of an output layer a gradient, and so every row of a table that is
+// tied to one.
+bool MomentsSane::EveryRowIsTrained(const oracle::TensorInfo& info) const {
+  if (info.name.find("pos") != std::string::npos) return false;
+  const std::string_view tied_prefix = "tied_modules.";
+  if (info.name.compare(0, tied_prefix.size(), tied_prefix) == 0) return true;
+  bool has_output_layer = false;
+  for (const oracle::TensorInfo& other : subject_.tensors()) {
+    if (other.alias_of == info.name) return true;
+    has_output_layer = has_output_layer || other.canonical == "output_layer.weight";
+  }
+  // Vocabulary tensors without an output layer beside them are the output layer too.
+  return info.canonical == "output_layer.weight" ||
+         (info.vocabulary_rows >= 0 && !has_output_layer);
+}
+
 // Zeros that may be rows of tokens or positions that never occurred, or vocabulary padding.
 bool MomentsSane::ZerosMayBeUnusedRows(size_t index, const Seen& seen) const {
   if (!seen.zeros_are_rows) return false;
   const oracle::TensorInfo& info = subject_.tensors()[index];
-  if (info.vocabulary_rows >= 0) {
-    // The softmax gives every row of an output layer a gradient; a tied table is one.
-    const auto is_output = [](const oracle::TensorInfo& other) {
-      return other.canonical == "output_layer.weight";
-    };
-    const bool tied = std::none_of(subject_.tensors().begin(), subject_.tensors().end(), is_output);
-    const int64_t padding_rows = info.shape[0] - info.vocabulary_rows;
-    const int64_t row_numel = info.shape[0] > 0 ? seen.numel / info.shape[0] : 0;
-    return !(tied || is_output(info)) || seen.zeros <= padding_rows * row_numel;
-  }
+  bool embedding = info.vocabulary_rows >= 0;
   for (const char* word : {"embed", "emb.", "wte", "wpe", "pos"})
-    if (info.name.find(word) != std::string::npos) return true;
-  return false;
+    embedding = embedding || info.name.find(word) != std::string::npos;
+  if (!embedding) return false;
+  if (!EveryRowIsTrained(info)) return true;
+  if (info.vocabulary_rows < 0 || info.shape.empty() || info.shape[0] == 0) return false;
+  const int64_t row_numel = seen.numel / info.shape[0];
+  return seen.zeros <= (info.shape[0] - info.vocabulary_rows) * row_numel;
 }
 
 // One part of a tensor is zero while the rest has hardly a zero.

@@ -108,6 +108,7 @@ class MomentsSane {
   void JudgeWhole();
   void JudgeParts();
   void JudgeHolders();
+  bool EveryRowIsTrained(const oracle::TensorInfo& info) const;
   bool ZerosMayBeUnusedRows(size_t index, const Seen& seen) const;
 
   const Subject& subject_;
