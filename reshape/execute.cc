@@ -251,6 +251,7 @@ class Executor {
       const auto bytes = buffer.subspan(static_cast<size_t>(at), static_cast<size_t>(storage.target->bytes()));
       end = begin + at + storage.target->bytes();
       if (!bytes.empty()) CK_DO(Fill(storage, {0, storage.target->numel}, bytes));
+      ReleaseSources(storage, {0, storage.target->numel});
       work.part_crcs[i][0] = checkpoint::Crc32(0, bytes);
     }
     return work.output->Write(begin, buffer.first(static_cast<size_t>(end - begin)));

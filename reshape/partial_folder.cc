@@ -69,7 +69,8 @@ Journal ReadJournal(const fs::path& path) {
 
 }  // namespace
 
-Result<std::unique_ptr<PartialFolder>> PartialFolder::Open(const fs::path& destination, const std::string& key, const Plan& plan) {
+Result<std::unique_ptr<PartialFolder>> PartialFolder::Open(const fs::path& destination, const std::string& key, const Plan& plan,
+                                                           const std::vector<std::string>& text_files) {
   std::unique_ptr<PartialFolder> partial(new PartialFolder);
   partial->destination_ = destination;
   partial->path_ = destination;
@@ -86,7 +87,7 @@ Result<std::unique_ptr<PartialFolder>> PartialFolder::Open(const fs::path& desti
   if (::flock(partial->lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     return Exists(partial->path_, "another process that writes it", "Wait for it, or name another target.");
   }
-  CK_DO(partial->TakeOver(key, plan));
+  CK_DO(partial->TakeOver(key, plan, text_files));
   return partial;
 }
 
@@ -94,11 +95,12 @@ PartialFolder::~PartialFolder() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-Status PartialFolder::TakeOver(const std::string& key, const Plan& plan) {
+Status PartialFolder::TakeOver(const std::string& key, const Plan& plan, const std::vector<std::string>& text_files) {
   const Journal journal = ReadJournal(journal_);
   std::error_code error;
   if (!journal.ours) {
-    std::set<std::string> own{kJournalName};
+    std::set<std::string> own(text_files.begin(), text_files.end());
+    own.insert(kJournalName);
     for (const FilePlan& file : plan.files) own.insert(file.path);
     CK_TRY(const std::string foreign, ForeignFile(path_, own));
     if (!foreign.empty()) {
@@ -148,8 +150,11 @@ Status PartialFolder::Appear(bool flush) {
   error.clear();
   fs::rename(path_, destination_, error);
   if (error) return IoError(destination_, error, "the target's name for " + path_.string());
-  const fs::path parent = destination_.has_parent_path() ? destination_.parent_path() : fs::path(".");
-  return flush ? checkpoint::SyncFolder(parent) : Status(checkpoint::Done{});
+  if (!flush) return checkpoint::Done{};
+  Status status = checkpoint::SyncFolder(destination_.has_parent_path() ? destination_.parent_path() : fs::path("."));
+  // A name that may not last is no target.
+  if (!status.ok()) fs::rename(destination_, path_, error);
+  return status;
 }
 
 }  // namespace reshape

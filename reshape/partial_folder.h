@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "checkpoint/status.h"
 #include "reshape/plan.h"
@@ -17,7 +18,7 @@ class PartialFolder {
   // Makes or takes over `destination` + ".partial". `key` says what is being written: a journal with another key begins anew. Errors: kTargetExists
   // (`destination` exists; another process writes it; the folder holds files that are not ours), kIo.
   static checkpoint::Result<std::unique_ptr<PartialFolder>> Open(const std::filesystem::path& destination, const std::string& key,
-                                                                 const Plan& plan);
+                                                                 const Plan& plan, const std::vector<std::string>& text_files);
   ~PartialFolder();
   PartialFolder(const PartialFolder&) = delete;
   PartialFolder& operator=(const PartialFolder&) = delete;
@@ -27,12 +28,12 @@ class PartialFolder {
   const std::set<std::string>& finished() const { return finished_; }
   // Notes a file as finished and flushed. A note that cannot be written is no error: the file is then written again.
   void NoteFinished(const std::string& path);
-  // Takes the journal out and gives the folder its name. Errors: kTargetExists, kIo.
+  // Takes the journal out and gives the folder its name; after an error it has not got it. Errors: kTargetExists, kIo.
   checkpoint::Status Appear(bool flush);
 
  private:
   PartialFolder() = default;
-  checkpoint::Status TakeOver(const std::string& key, const Plan& plan);
+  checkpoint::Status TakeOver(const std::string& key, const Plan& plan, const std::vector<std::string>& text_files);
 
   std::filesystem::path destination_, path_, journal_;
   std::set<std::string> finished_;

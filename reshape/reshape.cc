@@ -95,7 +95,9 @@ struct Work {
 
 Status WriteTarget(const Work& work, const fs::path& destination, ExecuteOptions execute, ReshapeReport& report) {
   const std::string key = KeyOf(work.source, work.target, work.plan, work.options);
-  CK_TRY(const auto partial, PartialFolder::Open(destination, key, work.plan));
+  std::vector<std::string> text_files;
+  for (const auto& [path, text] : work.target.text_files) text_files.push_back(path);
+  CK_TRY(const auto partial, PartialFolder::Open(destination, key, work.plan, text_files));
   execute.finished = partial->finished();
   report.files_continued = static_cast<int64_t>(execute.finished.size());
   // Without flushing nobody knows whether a finished file outlives a crash: none is noted then.

@@ -188,8 +188,8 @@ void ResolveMoments(const Inventory& source, const TargetSpec& spec, ResolvedTar
   if (rescale) target.moment_factor = static_cast<float>(from ? factor : 1 / factor);
   target.notices.push_back(
       {"unscaled-moments",
-       fmt::format("fp16 without ZeRO does not scale the loss in this version, ZeRO does: exp_avg {} by the loss scale {:g} (less the clip "
-                   "factor), exp_avg_sq by its square {:g}. The moments were {}.",
+       fmt::format("fp16 without ZeRO does not scale the loss in this version, ZeRO does: exp_avg {} by the loss scale {} (less the clip "
+                   "factor), exp_avg_sq by its square {}. The moments were {}.",
                    from ? "of the source is smaller than the gradients of the target" : "of the source is larger than the gradients of the target",
                    factor, factor * factor,
                    rescale ? (from ? "multiplied by both" : "divided by both") : "carried as they are; --moments rescale changes them"),
