@@ -342,6 +342,23 @@ TEST(TorchFileLayoutTest, EmptyRecordsHaveNoDescriptor) {
   EXPECT_EQ(CheckCrc(file).value().records_checked, 8);
 }
 
+// 65536 records and more do not fit the plain end record, which then says 65535.
+TEST(TorchFileLayoutTest, RecordsBeyond16BitsAreCountedInTheWideEndRecord) {
+  std::vector<Value> tensors;
+  for (int i = 0; i < 65530; ++i) tensors.push_back(TensorOf(MakeStorage(DType::kUInt8, 1), {}));
+  const TemporaryFolder folder;
+  const auto nothing = [](const Storage&, std::span<std::byte>) {};
+  ASSERT_TRUE(
+      WriteTorchFile(folder / "a.pt", MakeList(std::move(tensors)), StringMemo::kByContent, nothing)
+          .ok());
+  const ZipImage image(ReadBytes(folder / "a.pt"));
+  EXPECT_EQ(image.Get<uint16_t>(image.End() + 10), 65535);
+  EXPECT_EQ(image.Get<uint64_t>(image.End64() + 32), 65536u);
+  const TorchFile file = OpenTorchFile(folder / "a.pt").value();
+  EXPECT_EQ(file.storages.size(), 65530u);
+  EXPECT_EQ(file.records.size(), 65536u);
+}
+
 TEST(TorchFileLayoutTest, RootNameIsTheNameWithoutItsLastExtension) {
   EXPECT_EQ(TorchRootName("/a/b.c/mp_rank_00_model_states.pt"), "mp_rank_00_model_states");
   EXPECT_EQ(TorchRootName("a.b.pt"), "a.b");

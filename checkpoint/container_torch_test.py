@@ -3,7 +3,7 @@
   write FOLDER       torch.save files of several kinds, to be read
   same FOLDER        each FOLDER/torch/X.pt and FOLDER/ours/X.pt load to the same objects
   meant FILE         FILE holds exactly the tensors that the C++ test describes
-  big FILE           FILE, mapped, has its tensors behind 4 GiB, at the offsets torch.save would give
+  big FILE           FILE, mapped, has its tensors behind 4 GiB, at the offsets of torch.save
 
 Exit 0: as expected. Exit 77: torch cannot be imported.
 """

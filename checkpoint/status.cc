@@ -60,8 +60,8 @@ std::string Error::ToString() const {
 
 namespace {
 
-// Bytes of the printable UTF-8 character at the start of `text` (all of ASCII counts); 0 where there
-// is none. Overlong forms, surrogates and numbers above U+10FFFF are none.
+// Bytes of the printable UTF-8 character at the start of `text` (all of ASCII counts); 0 where
+// there is none. Overlong forms, surrogates and numbers above U+10FFFF are none.
 size_t CharacterBytes(std::string_view text) {
   const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);
@@ -71,7 +71,7 @@ size_t CharacterBytes(std::string_view text) {
   for (size_t i = 1; i < count; ++i) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
   }
-  if (first == 0xc2 && byte(1) < 0xa0) return 0;  // control characters U+0080 to U+009F
+  if (first == 0xc2 && byte(1) < 0xa0) return 0;  // controls, U+0080 to U+009F
   if (first == 0xe0 && byte(1) < 0xa0) return 0;
   if (first == 0xed && byte(1) > 0x9f) return 0;
   if (first == 0xf0 && byte(1) < 0x90) return 0;
