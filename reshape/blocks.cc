@@ -23,8 +23,12 @@ std::vector<int64_t> RowMajorStrides(const std::vector<int64_t>& extent) {
   return strides;
 }
 
-// The block of elements [begin, end) where both lie in one row of dimension `dimension`: all dimensions before it are fixed, all behind it whole.
-struct RowRun { size_t dimension; int64_t begin, end; };
+// The block of elements [begin, end) where both lie in one row of dimension `dimension`: all
+// dimensions before it are fixed, all behind it whole.
+struct RowRun {
+  size_t dimension;
+  int64_t begin, end;
+};
 
 Block MakeBlock(const Piece& piece, const std::vector<int64_t>& strides, const RowRun& run) {
   Block block;
@@ -55,18 +59,23 @@ int64_t CommonBlock::numel() const {
 std::vector<Block> BlocksOf(const Piece& piece) {
   if (piece.begin >= piece.end) return {};
   if (!piece.strides.empty() || piece.box.extent.empty()) {
-    CHECK(piece.begin == 0 && piece.end == piece.box.numel(), << "begin=" << piece.begin << " end=" << piece.end);
+    CHECK(piece.begin == 0 && piece.end == piece.box.numel(),
+          << "begin=" << piece.begin << " end=" << piece.end);
     return {{piece.box.start, piece.box.extent, piece.strides, piece.offset}};
   }
   const std::vector<int64_t> strides = RowMajorStrides(piece.box.extent);
   std::vector<Block> blocks;
-  // From `begin`, take the largest aligned steps that fit: up to the end of a row of the innermost dimension, then of the next outer
-  // one, and so on; then back inwards. [5, 4] elements 2..11 are 2..3, 4..7, 8..11 with rows merged: (0, 2..3), (1..2, all).
+  // From `begin`, take the largest aligned steps that fit: up to the end of a row of the innermost
+  // dimension, then of the next outer one, and so on; then back inwards. [5, 4] elements 2..11
+  // are 2..3, 4..7, 8..11 with rows merged: (0, 2..3), (1..2, all).
   int64_t at = piece.begin;
   while (at < piece.end) {
     size_t dimension = strides.size() - 1;
-    // Widen while `at` is on the boundary of the outer dimension's row and at least one such row fits.
-    while (dimension > 0 && at % strides[dimension - 1] == 0 && at + strides[dimension - 1] <= piece.end) --dimension;
+    // Widen while `at` is on the boundary of the outer dimension's row and at least one such row
+    // fits.
+    while (dimension > 0 && at % strides[dimension - 1] == 0 &&
+           at + strides[dimension - 1] <= piece.end)
+      --dimension;
     const int64_t stride = strides[dimension];
     int64_t stop = piece.end - (piece.end - at) % stride;
     if (dimension > 0) {
@@ -83,15 +92,19 @@ std::optional<CommonBlock> Intersect(const Block& source, const Block& target) {
   CommonBlock common{source.offset, target.offset, {}};
   for (size_t i = 0; i < source.start.size(); ++i) {
     const int64_t begin = std::max(source.start[i], target.start[i]);
-    const int64_t end = std::min(source.start[i] + source.extent[i], target.start[i] + target.extent[i]);
+    const int64_t end =
+        std::min(source.start[i] + source.extent[i], target.start[i] + target.extent[i]);
     if (begin >= end) return std::nullopt;
     common.source_offset += (begin - source.start[i]) * source.strides[i];
     common.target_offset += (begin - target.start[i]) * target.strides[i];
-    if (end - begin > 1) common.dimensions.push_back({end - begin, source.strides[i], target.strides[i]});
+    if (end - begin > 1)
+      common.dimensions.push_back({end - begin, source.strides[i], target.strides[i]});
   }
   // Stable: equal strides cannot occur in a target, but do in nothing else's interest.
   std::stable_sort(common.dimensions.begin(), common.dimensions.end(),
-                   [](const CopyDimension& a, const CopyDimension& b) { return a.target_stride > b.target_stride; });
+                   [](const CopyDimension& a, const CopyDimension& b) {
+                     return a.target_stride > b.target_stride;
+                   });
   std::vector<CopyDimension> merged;
   for (const CopyDimension& inner : common.dimensions) {
     if (!merged.empty()) {

@@ -18,7 +18,8 @@ Piece Flat(const Numbers& extent, int64_t begin, int64_t end, int64_t offset) {
   return piece;
 }
 
-// Storage offsets of all elements of the blocks, by row-major index in a tensor of this shape; -1: not covered, -2: twice.
+// Storage offsets of all elements of the blocks, by row-major index in a tensor of this shape; -1:
+// not covered, -2: twice.
 Numbers OffsetsOf(const std::vector<Block>& blocks, const Numbers& shape) {
   int64_t numel = 1;
   for (const int64_t extent : shape) numel *= extent;
@@ -112,7 +113,7 @@ TEST(BlocksTest, TransposedTargetIsWalkedInItsOwnOrder) {
   const auto common = Intersect(source, target);
   ASSERT_TRUE(common);
   ASSERT_EQ(common->dimensions.size(), 2U);
-  EXPECT_EQ(common->dimensions[0].target_stride, 2);   // along the columns of the source
+  EXPECT_EQ(common->dimensions[0].target_stride, 2);  // along the columns of the source
   EXPECT_EQ(common->dimensions[0].source_stride, 1);
   EXPECT_EQ(common->dimensions[1].target_stride, 1);
 }

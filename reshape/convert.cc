@@ -36,20 +36,23 @@ bool Store(float value, std::byte* at, DType dtype) {
 }
 
 template <DType kSource, DType kTarget>
-int64_t ConvertRun(const Conversion& conversion, const std::byte* source, std::byte* target, int64_t numel) {
+int64_t ConvertRun(const Conversion& conversion, const std::byte* source, std::byte* target,
+                   int64_t numel) {
   const int64_t source_step = conversion.source_stride * checkpoint::ElementBytes(kSource);
   const int64_t target_step = conversion.target_stride * checkpoint::ElementBytes(kTarget);
   int64_t overflowed = 0;
   for (int64_t i = 0; i < numel; ++i) {
     const float value = Load(source + i * source_step, kSource);
     const float scaled = conversion.factor == 1 ? value : value * conversion.factor;
-    overflowed += Store(scaled, target + i * target_step, kTarget) || (std::isinf(scaled) && !std::isinf(value));
+    overflowed += Store(scaled, target + i * target_step, kTarget) ||
+                  (std::isinf(scaled) && !std::isinf(value));
   }
   return overflowed;
 }
 
 template <DType kSource>
-int64_t ConvertFrom(const Conversion& conversion, const std::byte* source, std::byte* target, int64_t numel) {
+int64_t ConvertFrom(const Conversion& conversion, const std::byte* source, std::byte* target,
+                    int64_t numel) {
   switch (conversion.target_dtype) {
     case DType::kFloat16:
       return ConvertRun<kSource, DType::kFloat16>(conversion, source, target, numel);
@@ -60,7 +63,8 @@ int64_t ConvertFrom(const Conversion& conversion, const std::byte* source, std::
   }
 }
 
-void CopyStrided(const Conversion& conversion, const std::byte* source, std::byte* target, int64_t numel) {
+void CopyStrided(const Conversion& conversion, const std::byte* source, std::byte* target,
+                 int64_t numel) {
   const auto bytes = static_cast<size_t>(checkpoint::ElementBytes(conversion.source_dtype));
   const auto source_step = static_cast<size_t>(conversion.source_stride) * bytes;
   const auto target_step = static_cast<size_t>(conversion.target_stride) * bytes;
@@ -69,7 +73,8 @@ void CopyStrided(const Conversion& conversion, const std::byte* source, std::byt
     return;
   }
   for (int64_t i = 0; i < numel; ++i) {
-    std::memcpy(target + static_cast<size_t>(i) * target_step, source + static_cast<size_t>(i) * source_step, bytes);
+    std::memcpy(target + static_cast<size_t>(i) * target_step,
+                source + static_cast<size_t>(i) * source_step, bytes);
   }
 }
 
@@ -83,7 +88,8 @@ bool CanConvert(DType source, DType target) {
 
 int64_t Convert(const Conversion& conversion, const void* source, void* target, int64_t numel) {
   CHECK(CanConvert(conversion.source_dtype, conversion.target_dtype),
-        << checkpoint::DTypeName(conversion.source_dtype) << " to " << checkpoint::DTypeName(conversion.target_dtype));
+        << checkpoint::DTypeName(conversion.source_dtype) << " to "
+        << checkpoint::DTypeName(conversion.target_dtype));
   const auto* from = static_cast<const std::byte*>(source);
   auto* to = static_cast<std::byte*>(target);
   if (conversion.source_dtype == conversion.target_dtype && conversion.factor == 1) {

@@ -14,7 +14,9 @@ namespace {
 using checkpoint::DType;
 
 // What a 16-bit pattern is worth, by its definition: sign, exponent, fraction.
-struct Format { int exponent_bits, fraction_bits; };
+struct Format {
+  int exponent_bits, fraction_bits;
+};
 constexpr Format kHalf{5, 10}, kBrain{8, 7};
 
 double ValueOf(uint16_t bits, const Format& format) {
@@ -22,16 +24,20 @@ double ValueOf(uint16_t bits, const Format& format) {
   const int exponent = (bits >> format.fraction_bits) & ((1 << format.exponent_bits) - 1);
   const int fraction = bits & ((1 << format.fraction_bits) - 1);
   const double sign = (bits & 0x8000) != 0 ? -1 : 1;
-  if (exponent == (1 << format.exponent_bits) - 1) return fraction == 0 ? sign * HUGE_VAL : std::nan("");
-  const double scale = std::ldexp(1.0, (exponent == 0 ? 1 : exponent) - bias - format.fraction_bits);
+  if (exponent == (1 << format.exponent_bits) - 1)
+    return fraction == 0 ? sign * HUGE_VAL : std::nan("");
+  const double scale =
+      std::ldexp(1.0, (exponent == 0 ? 1 : exponent) - bias - format.fraction_bits);
   return sign * scale * ((exponent == 0 ? 0 : 1 << format.fraction_bits) + fraction);
 }
 
 // The nearest pattern, ties to the even one, by looking at both neighbours.
 uint16_t NearestOf(float value, const Format& format, uint16_t below) {
-  const double low = ValueOf(below, format), high = ValueOf(static_cast<uint16_t>(below + 1), format);
+  const double low = ValueOf(below, format),
+               high = ValueOf(static_cast<uint16_t>(below + 1), format);
   const double magnitude = std::fabs(static_cast<double>(value));
-  const double step = std::isinf(high) ? low - ValueOf(static_cast<uint16_t>(below - 1), format) : high - low;
+  const double step =
+      std::isinf(high) ? low - ValueOf(static_cast<uint16_t>(below - 1), format) : high - low;
   const double middle = low + step / 2;
   const bool up = magnitude > middle || (magnitude == middle && (below & 1) != 0);
   return static_cast<uint16_t>(below + (up ? 1 : 0));
@@ -63,22 +69,30 @@ void CheckAllPatterns(DType dtype, const Format& format) {
   }
 }
 
-TEST(ConvertTest, EveryHalfPatternWidensExactlyAndComesBack) { CheckAllPatterns(DType::kFloat16, kHalf); }
-TEST(ConvertTest, EveryBrainPatternWidensExactlyAndComesBack) { CheckAllPatterns(DType::kBFloat16, kBrain); }
+TEST(ConvertTest, EveryHalfPatternWidensExactlyAndComesBack) {
+  CheckAllPatterns(DType::kFloat16, kHalf);
+}
+TEST(ConvertTest, EveryBrainPatternWidensExactlyAndComesBack) {
+  CheckAllPatterns(DType::kBFloat16, kBrain);
+}
 
 // Between each two neighbours: just below, at and just above the middle.
 void CheckRounding(DType dtype, const Format& format) {
-  const auto infinity = static_cast<uint16_t>(((1 << format.exponent_bits) - 1) << format.fraction_bits);
+  const auto infinity =
+      static_cast<uint16_t>(((1 << format.exponent_bits) - 1) << format.fraction_bits);
   for (uint16_t below = 0; below < infinity; ++below) {
     const double low = ValueOf(below, format);
-    const double step = below + 1 < infinity ? ValueOf(static_cast<uint16_t>(below + 1), format) - low
-                                             : low - ValueOf(static_cast<uint16_t>(below - 1), format);
+    const double step = below + 1 < infinity
+                            ? ValueOf(static_cast<uint16_t>(below + 1), format) - low
+                            : low - ValueOf(static_cast<uint16_t>(below - 1), format);
     const auto middle = static_cast<float>(low + step / 2);
-    for (const float value : {std::nextafterf(middle, 0.0F), middle, std::nextafterf(middle, INFINITY)}) {
+    for (const float value :
+         {std::nextafterf(middle, 0.0F), middle, std::nextafterf(middle, INFINITY)}) {
       if (static_cast<double>(value) < low) continue;
       const uint16_t expected = NearestOf(value, format, below);
       ASSERT_EQ((One<float, uint16_t>(DType::kFloat32, dtype, value)), expected) << value;
-      ASSERT_EQ((One<float, uint16_t>(DType::kFloat32, dtype, -value)), expected | 0x8000) << -value;
+      ASSERT_EQ((One<float, uint16_t>(DType::kFloat32, dtype, -value)), expected | 0x8000)
+          << -value;
     }
   }
 }
@@ -88,13 +102,18 @@ TEST(ConvertTest, RoundsToTheNearestBrainTiesToEven) { CheckRounding(DType::kBFl
 
 TEST(ConvertTest, CountsFiniteValuesThatBecomeInfinite) {
   int64_t overflowed = 0;
-  EXPECT_EQ((One<float, uint16_t>(DType::kFloat32, DType::kFloat16, 65519.0F, &overflowed)), 0x7BFF);
+  EXPECT_EQ((One<float, uint16_t>(DType::kFloat32, DType::kFloat16, 65519.0F, &overflowed)),
+            0x7BFF);
   EXPECT_EQ(overflowed, 0);
-  EXPECT_EQ((One<float, uint16_t>(DType::kFloat32, DType::kFloat16, 65520.0F, &overflowed)), 0x7C00);
+  EXPECT_EQ((One<float, uint16_t>(DType::kFloat32, DType::kFloat16, 65520.0F, &overflowed)),
+            0x7C00);
   EXPECT_EQ(overflowed, 1);
-  EXPECT_EQ((One<float, uint16_t>(DType::kFloat32, DType::kFloat16, -INFINITY, &overflowed)), 0xFC00);
+  EXPECT_EQ((One<float, uint16_t>(DType::kFloat32, DType::kFloat16, -INFINITY, &overflowed)),
+            0xFC00);
   EXPECT_EQ(overflowed, 0);
-  EXPECT_EQ((One<float, uint16_t>(DType::kFloat32, DType::kBFloat16, std::numeric_limits<float>::max(), &overflowed)), 0x7F80);
+  EXPECT_EQ((One<float, uint16_t>(DType::kFloat32, DType::kBFloat16,
+                                  std::numeric_limits<float>::max(), &overflowed)),
+            0x7F80);
   EXPECT_EQ(overflowed, 1);
 }
 

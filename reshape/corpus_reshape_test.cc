@@ -1,4 +1,5 @@
-// Every real checkpoint at stages 0 to 2 to other topologies, stages, types and layouts and back: what is read again is the same, element for element.
+// Every real checkpoint at stages 0 to 2 to other topologies, stages, types and layouts and back:
+// what is read again is the same, element for element.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -34,9 +35,11 @@ fs::path CleanFolder(const std::string& name) {
 }
 
 std::string Text(const Wish& wish) {
-  return fmt::format("tp{}-pp{}-dp{} stage {}{}{}{}", wish.tensor, wish.pipeline, wish.data, wish.stage, wish.universal ? " universal" : "",
-                     wish.layout ? (*wish.layout == NameLayout::kPlain ? " plain" : " pipeline") : "",
-                     wish.dtype ? " " + std::string(checkpoint::DTypeName(*wish.dtype)) : "");
+  return fmt::format(
+      "tp{}-pp{}-dp{} stage {}{}{}{}", wish.tensor, wish.pipeline, wish.data, wish.stage,
+      wish.universal ? " universal" : "",
+      wish.layout ? (*wish.layout == NameLayout::kPlain ? " plain" : " pipeline") : "",
+      wish.dtype ? " " + std::string(checkpoint::DTypeName(*wish.dtype)) : "");
 }
 
 TargetSpec SpecOf(const Wish& wish) {
@@ -61,7 +64,8 @@ int64_t VocabularyRows(const Inventory& inventory) {
 
 class CorpusReshapeTest : public ::testing::Test {
  protected:
-  // Returns whether the target is legal; then it was made, read again and compared, and so was the way back.
+  // Returns whether the target is legal; then it was made, read again and compared, and so was the
+  // way back.
   bool There(const fs::path& run, const Wish& wish, const ReadOptions& read) {
     const std::string what = run.filename().string() + " to " + Text(wish);
     const auto source = ReadInventory(run / "checkpoint", read);
@@ -69,11 +73,14 @@ class CorpusReshapeTest : public ::testing::Test {
     if (!source.ok()) return false;
     const std::string why = WhyUnreachable(source.value(), SpecOf(wish));
     if (!why.empty()) return false;
-    // Stage 0 of a pipeline that is no transformer names nothing: on one stage a tied module looks like any other layer.
+    // Stage 0 of a pipeline that is no transformer names nothing: on one stage a tied module looks
+    // like any other layer.
     const bool generic = source.value().layout == NameLayout::kPipeline && !source.value().megatron;
     if (generic && wish.pipeline == 1 && wish.stage == 0) return true;
     // Without any optimizer step, a bare optimizer has no content that could prove its order.
-    if (run.filename().string().find("ovfall") != std::string::npos && wish.dtype == DType::kFloat32) return true;
+    if (run.filename().string().find("ovfall") != std::string::npos &&
+        wish.dtype == DType::kFloat32)
+      return true;
     const fs::path folder = CleanFolder(run.filename().string());
     ReshapeOptions options{read, SpecOf(wish)};
     options.flush = false;
@@ -81,7 +88,8 @@ class CorpusReshapeTest : public ::testing::Test {
     EXPECT_TRUE(report.ok()) << what << ": " << (report.ok() ? "" : report.error().ToString());
     if (!report.ok()) return true;
     const auto target = ReadInventory(folder / "there", read);
-    EXPECT_TRUE(target.ok()) << what << ", read again: " << (target.ok() ? "" : target.error().ToString());
+    EXPECT_TRUE(target.ok()) << what
+                             << ", read again: " << (target.ok() ? "" : target.error().ToString());
     if (!target.ok()) return true;
     Expect(source.value(), target.value(), what, wish.universal);
     CheckTopology(target.value(), wish, what);
@@ -97,17 +105,20 @@ class CorpusReshapeTest : public ::testing::Test {
     EXPECT_EQ(target.topology.zero_stage, wish.stage) << what;
   }
 
-  static void Expect(const Inventory& source, const Inventory& target, const std::string& what, bool universal) {
+  static void Expect(const Inventory& source, const Inventory& target, const std::string& what,
+                     bool universal) {
     CompareOptions options;
     options.weights = options.frozen = !(universal && source.layout == NameLayout::kPipeline);
     const Comparison comparison = CompareInventories(source, target, options);
     EXPECT_GT(comparison.compared, 0) << what;
     for (size_t i = 0; i < std::min<size_t>(comparison.differences.size(), 5); ++i) {
-      ADD_FAILURE() << what << ": " << comparison.differences[i] << " (" << comparison.differences.size() << " in all)";
+      ADD_FAILURE() << what << ": " << comparison.differences[i] << " ("
+                    << comparison.differences.size() << " in all)";
     }
   }
 
-  void Back(const Inventory& source, const Inventory& between, const ReadOptions& read, const std::string& what) {
+  void Back(const Inventory& source, const Inventory& between, const ReadOptions& read,
+            const std::string& what) {
     const fs::path folder = between.folder.run_folder.parent_path();
     TargetSpec spec;
     spec.tensor_parallel_size = source.topology.tensor_parallel_size;
@@ -121,10 +132,12 @@ class CorpusReshapeTest : public ::testing::Test {
     ReshapeOptions options{read, spec};
     options.flush = false;
     const auto report = Reshape(folder / "there", folder / "back", options);
-    EXPECT_TRUE(report.ok()) << what << ", back: " << (report.ok() ? "" : report.error().ToString());
+    EXPECT_TRUE(report.ok()) << what
+                             << ", back: " << (report.ok() ? "" : report.error().ToString());
     if (!report.ok()) return;
     const auto again = ReadInventory(folder / "back", read);
-    EXPECT_TRUE(again.ok()) << what << ", back, read: " << (again.ok() ? "" : again.error().ToString());
+    EXPECT_TRUE(again.ok()) << what
+                            << ", back, read: " << (again.ok() ? "" : again.error().ToString());
     if (!again.ok()) return;
     CompareOptions compare;
     compare.frozen = !(between.folder.universal && source.layout == NameLayout::kPipeline);
@@ -132,7 +145,8 @@ class CorpusReshapeTest : public ::testing::Test {
     compare.vocabulary_rows_between = VocabularyRows(between);
     const Comparison comparison = CompareInventories(source, again.value(), compare);
     for (size_t i = 0; i < std::min<size_t>(comparison.differences.size(), 5); ++i) {
-      ADD_FAILURE() << what << ", back: " << comparison.differences[i] << " (" << comparison.differences.size() << " in all)";
+      ADD_FAILURE() << what << ", back: " << comparison.differences[i] << " ("
+                    << comparison.differences.size() << " in all)";
     }
   }
 };
@@ -142,10 +156,21 @@ constexpr auto kPipeline = NameLayout::kPipeline;
 
 const std::vector<Wish>& MegatronWishes() {
   static const std::vector<Wish> wishes = {
-      {2, 2, 2, 1}, {1, 1, 1, 1}, {8, 1, 1, 1}, {2, 4, 3, 1}, {1, 2, 5, 0}, {4, 2, 1, 0}, {2, 1, 2, 2, kPlain}, {1, 1, 3, 1, kPlain},
-      {1, 4, 1, 1, kPipeline}, {2, 2, 2, 1, kPipeline, DType::kBFloat16}, {1, 2, 2, 0, kPipeline, DType::kFloat16},
-      {2, 1, 1, 0, kPlain, DType::kFloat32}, {2, 2, 1, 1, std::nullopt, std::nullopt, std::nullopt, true},
-      {2, 2, 4, 1, kPipeline, DType::kBFloat16, Wrapper::kZero}, {1, 1, 2, 1, kPlain, DType::kBFloat16, Wrapper::kBf16},
+      {2, 2, 2, 1},
+      {1, 1, 1, 1},
+      {8, 1, 1, 1},
+      {2, 4, 3, 1},
+      {1, 2, 5, 0},
+      {4, 2, 1, 0},
+      {2, 1, 2, 2, kPlain},
+      {1, 1, 3, 1, kPlain},
+      {1, 4, 1, 1, kPipeline},
+      {2, 2, 2, 1, kPipeline, DType::kBFloat16},
+      {1, 2, 2, 0, kPipeline, DType::kFloat16},
+      {2, 1, 1, 0, kPlain, DType::kFloat32},
+      {2, 2, 1, 1, std::nullopt, std::nullopt, std::nullopt, true},
+      {2, 2, 4, 1, kPipeline, DType::kBFloat16, Wrapper::kZero},
+      {1, 1, 2, 1, kPlain, DType::kBFloat16, Wrapper::kBf16},
   };
   return wishes;
 }
@@ -167,12 +192,23 @@ TEST_F(CorpusReshapeTest, MegatronRunsGoThereAndBack) {
 
 const std::vector<Wish>& PlainWishes() {
   static const std::vector<Wish> wishes = {
-      {1, 1, 1, 1}, {1, 1, 3, 1}, {1, 1, 2, 2}, {1, 1, 12, 2}, {1, 1, 2, 0}, {1, 1, 1, 0, kPlain, DType::kFloat32},
-      {1, 1, 4, 1, kPlain, DType::kBFloat16, Wrapper::kBf16}, {1, 1, 2, 0, kPlain, DType::kBFloat16, Wrapper::kFused},
-      {1, 1, 2, 0, kPlain, DType::kFloat16, Wrapper::kUnfused}, {1, 1, 5, 1, kPlain, DType::kBFloat16, Wrapper::kZero},
+      {1, 1, 1, 1},
+      {1, 1, 3, 1},
+      {1, 1, 2, 2},
+      {1, 1, 12, 2},
+      {1, 1, 2, 0},
+      {1, 1, 1, 0, kPlain, DType::kFloat32},
+      {1, 1, 4, 1, kPlain, DType::kBFloat16, Wrapper::kBf16},
+      {1, 1, 2, 0, kPlain, DType::kBFloat16, Wrapper::kFused},
+      {1, 1, 2, 0, kPlain, DType::kFloat16, Wrapper::kUnfused},
+      {1, 1, 5, 1, kPlain, DType::kBFloat16, Wrapper::kZero},
       {1, 1, 2, 1, std::nullopt, std::nullopt, std::nullopt, true},
-      {1, 2, 3, 1}, {1, 2, 1, 0}, {1, 1, 2, 1, kPipeline}, {1, 2, 2, 0, kPipeline, DType::kFloat32},
-      {1, 2, 4, 1, kPipeline, DType::kBFloat16, Wrapper::kBf16}, {1, 2, 4, 0, kPipeline, DType::kBFloat16},
+      {1, 2, 3, 1},
+      {1, 2, 1, 0},
+      {1, 1, 2, 1, kPipeline},
+      {1, 2, 2, 0, kPipeline, DType::kFloat32},
+      {1, 2, 4, 1, kPipeline, DType::kBFloat16, Wrapper::kBf16},
+      {1, 2, 4, 0, kPipeline, DType::kBFloat16},
   };
   return wishes;
 }

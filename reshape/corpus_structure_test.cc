@@ -1,5 +1,6 @@
-// A reshaped checkpoint looks like one that the framework itself wrote at that topology: same files, same keys in the same order, same classes,
-// types and shapes. Both sides are real: two runs of one model at different topologies.
+// A reshaped checkpoint looks like one that the framework itself wrote at that topology: same
+// files, same keys in the same order, same classes, types and shapes. Both sides are real: two runs
+// of one model at different topologies.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +20,8 @@ using checkpoint::Value;
 
 fs::path Corpus() { return fs::path(SHARDPROOF_SOURCE_DIR) / "fixtures" / "corpus"; }
 
-// One line a leaf: path, kind, and for what a topology decides also the value. Values of training (rates, random states) differ between runs.
+// One line a leaf: path, kind, and for what a topology decides also the value. Values of training
+// (rates, random states) differ between runs.
 class Outline {
  public:
   std::vector<std::string> lines;
@@ -28,10 +30,12 @@ class Outline {
     if (depth > 40) return;
     if (checkpoint::IsTensor(value)) {
       const auto view = checkpoint::DecodeTensor(value, path);
-      std::string text = view.ok() ? std::string(checkpoint::DTypeName(view.value().storage->dtype)) : "?";
+      std::string text =
+          view.ok() ? std::string(checkpoint::DTypeName(view.value().storage->dtype)) : "?";
       if (view.ok()) {
         for (const int64_t extent : view.value().shape) text += fmt::format(" {}", extent);
-        text += fmt::format(" at {} of {}{}", view.value().offset, view.value().storage->numel, view.value().requires_grad ? " grad" : "");
+        text += fmt::format(" at {} of {}{}", view.value().offset, view.value().storage->numel,
+                            view.value().requires_grad ? " grad" : "");
       }
       lines.push_back(path + ": " + text);
       return;
@@ -51,7 +55,8 @@ class Outline {
     }
     if (const std::vector<Value>* items = checkpoint::SequenceItems(value)) {
       lines.push_back(path + ": sequence");
-      for (size_t i = 0; i < items->size(); ++i) Add((*items)[i], path + "/" + std::to_string(i), depth + 1);
+      for (size_t i = 0; i < items->size(); ++i)
+        Add((*items)[i], path + "/" + std::to_string(i), depth + 1);
       return;
     }
     const bool number = checkpoint::As<double>(value) != nullptr;
@@ -61,8 +66,9 @@ class Outline {
  private:
   static bool Skipped(const std::string& key) {
     static const std::set<std::string> kSkipped = {
-        "rng_state", "random_rng_state", "np_rng_state", "torch_rng_state", "cuda_rng_state", "rng_tracker_states",
-        "global_samples", "save", "attn_mask", "allow_transformer_engine", "np_rng", "client_tensor"};
+        "rng_state",      "random_rng_state",         "np_rng_state",   "torch_rng_state",
+        "cuda_rng_state", "rng_tracker_states",       "global_samples", "save",
+        "attn_mask",      "allow_transformer_engine", "np_rng",         "client_tensor"};
     return kSkipped.contains(key);
   }
 };
@@ -78,14 +84,16 @@ std::vector<std::string> OutlineOf(const fs::path& path) {
 std::set<std::string> FilesBelow(const fs::path& folder) {
   std::set<std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.is_regular_file()) files.insert(entry.path().lexically_relative(folder).generic_string());
+    if (entry.is_regular_file())
+      files.insert(entry.path().lexically_relative(folder).generic_string());
   }
   return files;
 }
 
 struct Pair {
-  std::string source, expected;      // runs, with their family folder
-  std::set<std::string> ignored;     // lines with one of these in them differ for a reason that is stated where it is given
+  std::string source, expected;   // runs, with their family folder
+  std::set<std::string> ignored;  // lines with one of these in them differ for a reason that is
+                                  // stated where it is given
   std::optional<Wrapper> wrapper = std::nullopt;
   bool universal = false;
 };
@@ -148,7 +156,8 @@ class CorpusStructureTest : public ::testing::Test {
   }
 };
 
-// The step differs by one where the source's wrapper took a dummy step; scalers keep other counters.
+// The step differs by one where the source's wrapper took a dummy step; scalers keep other
+// counters.
 const std::set<std::string> kSteps = {"'step': ", "/'step'"};
 
 TEST_F(CorpusStructureTest, MegatronStagesAndTopologies) {
@@ -177,13 +186,16 @@ TEST_F(CorpusStructureTest, MegatronTypesAndLayouts) {
 TEST_F(CorpusStructureTest, MegatronUniversalFolders) {
   const std::string m = "megatron_deepspeed/";
   Check({m + "r2a_tp2pp2dp2_z1_bf16", m + "r2a_tp2pp2dp2_z1_bf16", {}, std::nullopt, true});
-  Check({m + "r6_llama_tp2pp2dp2_z1_bf16", m + "r6_llama_tp2pp2dp2_z1_bf16", {}, std::nullopt, true});
+  Check(
+      {m + "r6_llama_tp2pp2dp2_z1_bf16", m + "r6_llama_tp2pp2dp2_z1_bf16", {}, std::nullopt, true});
 }
 
 TEST_F(CorpusStructureTest, PlainStagesAndWrappers) {
   const std::string d = "deepspeed/";
   Check({d + "z0_fp16_dp2", d + "z1_fp16_dp3", {"'step'"}});
-  Check({d + "z1_fp16_dp3", d + "z0_fp16_dp2", {"'step'", "'tr'", "fp32_groups/0/1", "state'/1/"}});   // the framework keeps strides there
+  Check({d + "z1_fp16_dp3",
+         d + "z0_fp16_dp2",
+         {"'step'", "'tr'", "fp32_groups/0/1", "state'/1/"}});  // the framework keeps strides there
   Check({d + "z1_fp16_dp3", d + "z2_fp16_dp3", {}});
   Check({d + "z0_bf16_dp2", d + "z1_bf16_gfp32_dp3", {"'step'"}, Wrapper::kBf16});
   Check({d + "z1_bf16_dp4", d + "z2_bf16_dp4", {}});

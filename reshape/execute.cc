@@ -27,20 +27,21 @@ using checkpoint::Status;
 // What is read, summed and written in one go: it stays in the processor's cache in between.
 constexpr int64_t kHotBytes = 512 << 10;
 
-// Part of a file that one thread does at once: a window of one large storage, several whole small ones, or a window of a copied file.
+// Part of a file that one thread does at once: a window of one large storage, several whole small
+// ones, or a window of a copied file.
 struct Job {
   size_t file = 0;
   size_t storage_begin = 0, storage_end = 0;
-  Window window;              // elements of the only storage, or bytes of a copied file
-  size_t part = 0;            // number of the window within its storage
+  Window window;    // elements of the only storage, or bytes of a copied file
+  size_t part = 0;  // number of the window within its storage
 };
 
 struct FileWork {
   std::mutex mutex;
-  std::shared_ptr<checkpoint::OutputFile> output;                  // guarded by mutex until the first job has begun
+  std::shared_ptr<checkpoint::OutputFile> output;  // guarded by mutex until the first job has begun
   std::shared_ptr<const checkpoint::MappedFile> copied;
   std::atomic<int64_t> jobs_left{0};
-  std::vector<std::vector<uint32_t>> part_crcs;                    // by storage, then part; each written by one job
+  std::vector<std::vector<uint32_t>> part_crcs;  // by storage, then part; each written by one job
 };
 
 int32_t ThreadCount(const ExecuteOptions& options) {
@@ -57,7 +58,9 @@ void Populate(std::span<const std::byte> bytes) {
   static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(bytes.data()) / page * page;
   // Only a saving of page faults: where the kernel does not know it, nothing is lost.
-  (void)::madvise(reinterpret_cast<void*>(begin), reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size() - begin, MADV_POPULATE_READ);
+  (void)::madvise(reinterpret_cast<void*>(begin),
+                  reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size() - begin,
+                  MADV_POPULATE_READ);
 #else
   (void)bytes;
 #endif
@@ -66,7 +69,11 @@ void Populate(std::span<const std::byte> bytes) {
 class Executor {
  public:
   Executor(const Plan& plan, const std::filesystem::path& folder, const ExecuteOptions& options)
-      : plan_(plan), folder_(folder), options_(options), window_bytes_(WindowBytes(options)), work_(plan.files.size()) {}
+      : plan_(plan),
+        folder_(folder),
+        options_(options),
+        window_bytes_(WindowBytes(options)),
+        work_(plan.files.size()) {}
 
   Status Run() {
     CK_DO(MakeFolders());
@@ -77,7 +84,8 @@ class Executor {
         AddJobs(i);
       }
     }
-    const int32_t count = std::min<int32_t>(ThreadCount(options_), static_cast<int32_t>(std::min<size_t>(jobs_.size(), 256)));
+    const int32_t count = std::min<int32_t>(
+        ThreadCount(options_), static_cast<int32_t>(std::min<size_t>(jobs_.size(), 256)));
     std::vector<std::thread> threads;
     for (int32_t i = 1; i < count; ++i) threads.emplace_back([this] { WorkOff(); });
     WorkOff();
@@ -94,7 +102,8 @@ class Executor {
       if (parent == made_) continue;
       std::filesystem::create_directories(parent, error);
       if (error) {
-        return Error{ErrorCode::kIo, error.message(), "a new folder", parent.string(), "Check permissions and free space."};
+        return Error{ErrorCode::kIo, error.message(), "a new folder", parent.string(),
+                     "Check permissions and free space."};
       }
       made_ = parent;
     }
@@ -141,7 +150,8 @@ class Executor {
       }
     }
     // Also where there is no storage at all: the job makes the file.
-    if (begin < file.storages.size() || file.storages.empty()) jobs_.push_back({index, begin, file.storages.size(), {}, 0});
+    if (begin < file.storages.size() || file.storages.empty())
+      jobs_.push_back({index, begin, file.storages.size(), {}, 0});
   }
 
   void WorkOff() {
@@ -149,7 +159,8 @@ class Executor {
     for (size_t i = next_job_++; i < jobs_.size() && !stop_; i = next_job_++) {
       if (!buffer) buffer.reset(new (std::nothrow) std::byte[static_cast<size_t>(window_bytes_)]);
       Status status = buffer ? Do(jobs_[i], {buffer.get(), static_cast<size_t>(window_bytes_)})
-                             : Status(Error{ErrorCode::kIo, "no memory for a buffer", "8 MiB", "", "Use fewer threads."});
+                             : Status(Error{ErrorCode::kIo, "no memory for a buffer", "8 MiB", "",
+                                            "Use fewer threads."});
       if (!status.ok()) Fail(std::move(status.error()));
     }
   }
@@ -170,10 +181,12 @@ class Executor {
       bytes = job.window.end - job.window.begin;
     } else if (job.window.end > job.window.begin) {
       CK_DO(DoWindow(job, buffer));
-      bytes = (job.window.end - job.window.begin) * ElementBytes(file.storages[job.storage_begin].target->dtype);
+      bytes = (job.window.end - job.window.begin) *
+              ElementBytes(file.storages[job.storage_begin].target->dtype);
     } else {
       CK_DO(DoSmallStorages(job, buffer));
-      for (size_t i = job.storage_begin; i < job.storage_end; ++i) bytes += file.storages[i].target->bytes();
+      for (size_t i = job.storage_begin; i < job.storage_end; ++i)
+        bytes += file.storages[i].target->bytes();
     }
     if (--work.jobs_left == 0) CK_DO(Finish(file, work));
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -189,8 +202,9 @@ class Executor {
       CK_TRY(work.copied, checkpoint::MappedFile::Open(file.copied_from));
       const auto found = static_cast<int64_t>(work.copied->bytes().size());
       if (found != file.bytes) {
-        return Error{ErrorCode::kInconsistent, std::to_string(found) + " bytes", std::to_string(file.bytes) + " bytes, as planned",
-                     file.copied_from.string(), "The source changed while it was read; try again."};
+        return Error{ErrorCode::kInconsistent, std::to_string(found) + " bytes",
+                     std::to_string(file.bytes) + " bytes, as planned", file.copied_from.string(),
+                     "The source changed while it was read; try again."};
       }
     }
     CK_TRY(work.output, checkpoint::OutputFile::Create(folder_ / file.path, file.bytes));
@@ -198,8 +212,9 @@ class Executor {
   }
 
   static Status CopyWindow(const Job& job, FileWork& work) {
-    const std::span<const std::byte> source = work.copied->bytes().subspan(
-        static_cast<size_t>(job.window.begin), static_cast<size_t>(job.window.end - job.window.begin));
+    const std::span<const std::byte> source =
+        work.copied->bytes().subspan(static_cast<size_t>(job.window.begin),
+                                     static_cast<size_t>(job.window.end - job.window.begin));
     if (source.empty()) return checkpoint::Done{};
     Populate(source);
     CK_DO(work.output->Write(job.window.begin, source));
@@ -207,8 +222,10 @@ class Executor {
     return checkpoint::Done{};
   }
 
-  // CRC and write of bytes that lie ready, piece by piece so that the second reader finds them in the cache.
-  static Status SumAndWrite(checkpoint::OutputFile& output, int64_t offset, std::span<const std::byte> bytes, uint32_t& crc) {
+  // CRC and write of bytes that lie ready, piece by piece so that the second reader finds them in
+  // the cache.
+  static Status SumAndWrite(checkpoint::OutputFile& output, int64_t offset,
+                            std::span<const std::byte> bytes, uint32_t& crc) {
     crc = 0;
     for (size_t at = 0; at < bytes.size(); at += kHotBytes) {
       const auto hot = bytes.subspan(at, std::min<size_t>(kHotBytes, bytes.size() - at));
@@ -223,13 +240,15 @@ class Executor {
     FileWork& work = work_[job.file];
     const StoragePlan& storage = file.storages[job.storage_begin];
     const int64_t element_bytes = ElementBytes(storage.target->dtype);
-    const int64_t offset = file.layout.StorageOffset(job.storage_begin) + job.window.begin * element_bytes;
+    const int64_t offset =
+        file.layout.StorageOffset(job.storage_begin) + job.window.begin * element_bytes;
     uint32_t& crc = work.part_crcs[job.storage_begin][job.part];
     if (const auto direct = DirectSource(storage, job.window); !direct.empty()) {
       Populate(direct);
       CK_DO(SumAndWrite(*work.output, offset, direct, crc));
     } else {
-      const auto bytes = buffer.first(static_cast<size_t>((job.window.end - job.window.begin) * element_bytes));
+      const auto bytes =
+          buffer.first(static_cast<size_t>((job.window.end - job.window.begin) * element_bytes));
       CK_DO(Fill(storage, job.window, bytes));
       CK_DO(SumAndWrite(*work.output, offset, bytes, crc));
     }
@@ -237,7 +256,8 @@ class Executor {
     return checkpoint::Done{};
   }
 
-  // Consecutive storages go out in one write; what lies between them (headers) is written over by the frame.
+  // Consecutive storages go out in one write; what lies between them (headers) is written over by
+  // the frame.
   Status DoSmallStorages(const Job& job, std::span<std::byte> buffer) {
     const FilePlan& file = plan_.files[job.file];
     FileWork& work = work_[job.file];
@@ -248,7 +268,8 @@ class Executor {
       const StoragePlan& storage = file.storages[i];
       const int64_t at = file.layout.StorageOffset(i) - begin;
       std::fill(buffer.begin() + (end - begin), buffer.begin() + at, std::byte{0});
-      const auto bytes = buffer.subspan(static_cast<size_t>(at), static_cast<size_t>(storage.target->bytes()));
+      const auto bytes =
+          buffer.subspan(static_cast<size_t>(at), static_cast<size_t>(storage.target->bytes()));
       end = begin + at + storage.target->bytes();
       if (!bytes.empty()) CK_DO(Fill(storage, {0, storage.target->numel}, bytes));
       ReleaseSources(storage, {0, storage.target->numel});
@@ -260,16 +281,20 @@ class Executor {
   Status Fill(const StoragePlan& storage, const Window& window, std::span<std::byte> bytes) const {
     const FillOutcome outcome = FillWindow(storage, window, bytes);
     if (outcome.overflowed == 0) return checkpoint::Done{};
-    const std::string name = outcome.tensor < 0 ? "" : plan_.tensor_names[static_cast<size_t>(outcome.tensor)];
-    return Error{ErrorCode::kLossyConversion, std::to_string(outcome.overflowed) + " finite values that become infinite",
-                 "values inside the range of " + std::string(checkpoint::DTypeName(storage.target->dtype)), name,
-                 "Choose bf16 or fp32 with --dtype; for moments, leave --moments as-is."};
+    const std::string name =
+        outcome.tensor < 0 ? "" : plan_.tensor_names[static_cast<size_t>(outcome.tensor)];
+    return Error{
+        ErrorCode::kLossyConversion,
+        std::to_string(outcome.overflowed) + " finite values that become infinite",
+        "values inside the range of " + std::string(checkpoint::DTypeName(storage.target->dtype)),
+        name, "Choose bf16 or fp32 with --dtype; for moments, leave --moments as-is."};
   }
 
   Status Finish(const FilePlan& file, FileWork& work) {
     if (file.copied_from.empty()) {
       std::vector<uint32_t> crcs;
-      for (size_t i = 0; i < file.storages.size(); ++i) crcs.push_back(CrcOf(file.storages[i], work.part_crcs[i]));
+      for (size_t i = 0; i < file.storages.size(); ++i)
+        crcs.push_back(CrcOf(file.storages[i], work.part_crcs[i]));
       CK_DO(file.layout.WriteFrame(*work.output, crcs));
     }
     CK_DO(work.output->Close(options_.flush));
@@ -301,15 +326,18 @@ class Executor {
   std::atomic<size_t> next_job_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
-  std::optional<Error> error_;    // guarded by mutex_
-  int64_t bytes_done_ = 0;        // guarded by mutex_
+  std::optional<Error> error_;  // guarded by mutex_
+  int64_t bytes_done_ = 0;      // guarded by mutex_
 };
 
 }  // namespace
 
-int64_t BufferBytes(const ExecuteOptions& options) { return WindowBytes(options) * ThreadCount(options); }
+int64_t BufferBytes(const ExecuteOptions& options) {
+  return WindowBytes(options) * ThreadCount(options);
+}
 
-Status Execute(const Plan& plan, const std::filesystem::path& folder, const ExecuteOptions& options) {
+Status Execute(const Plan& plan, const std::filesystem::path& folder,
+               const ExecuteOptions& options) {
   return Executor(plan, folder, options).Run();
 }
 

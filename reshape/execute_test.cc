@@ -31,17 +31,21 @@ class ExecuteTest : public ::testing::Test {
   void TearDown() override { checkpoint::SetFileFault(std::nullopt); }
 
   // A source tensor "w" of this shape, row by row in one storage; more tensors may follow.
-  int32_t AddTensor(const std::string& name, std::vector<int64_t> shape, const std::vector<float>& numbers) {
+  int32_t AddTensor(const std::string& name, std::vector<int64_t> shape,
+                    const std::vector<float>& numbers) {
     LogicalTensor tensor;
     tensor.name = tensor.canonical = name;
     tensor.shape = shape;
     const auto storage = StoredNumbers(folder_, name, numbers);
-    tensor.states["weight"] = {DType::kFloat32, {MakePiece(std::vector<int64_t>(shape.size(), 0), shape, storage, 0)}};
+    tensor.states["weight"] = {
+        DType::kFloat32, {MakePiece(std::vector<int64_t>(shape.size(), 0), shape, storage, 0)}};
     source_.tensors.push_back(tensor);
     return static_cast<int32_t>(source_.tensors.size()) - 1;
   }
 
-  void Put(int32_t tensor, const Piece& piece) { target_.placements.push_back({tensor, "weight", false, piece, DType::kFloat32, 1}); }
+  void Put(int32_t tensor, const Piece& piece) {
+    target_.placements.push_back({tensor, "weight", false, piece, DType::kFloat32, 1});
+  }
 
   Plan MakePlan() {
     auto plan = ComposePlan(source_, target_);
@@ -63,7 +67,8 @@ class ExecuteTest : public ::testing::Test {
 
 TEST_F(ExecuteTest, SplitsRowsIntoColumnsOfTwoFiles) {
   const int32_t w = AddTensor("w", {2, 4}, Counting(8));
-  const auto left = checkpoint::MakeStorage(DType::kFloat32, 4), right = checkpoint::MakeStorage(DType::kFloat32, 5);
+  const auto left = checkpoint::MakeStorage(DType::kFloat32, 4),
+             right = checkpoint::MakeStorage(DType::kFloat32, 5);
   target_.files = {FileOf("tag/left.pt", {left}), FileOf("tag/right.pt", {right})};
   Put(w, MakePiece({0, 0}, {2, 2}, left, 0));
   Put(w, MakePiece({0, 2}, {2, 2}, right, 0));
@@ -74,7 +79,8 @@ TEST_F(ExecuteTest, SplitsRowsIntoColumnsOfTwoFiles) {
 
 TEST_F(ExecuteTest, WritesTransposedLiteralAndConvertedStorages) {
   const int32_t w = AddTensor("w", {2, 3}, Counting(6));
-  const auto transposed = checkpoint::MakeStorage(DType::kFloat32, 6), half = checkpoint::MakeStorage(DType::kFloat16, 6);
+  const auto transposed = checkpoint::MakeStorage(DType::kFloat32, 6),
+             half = checkpoint::MakeStorage(DType::kFloat16, 6);
   const auto step = checkpoint::MakeStorage(DType::kFloat32, 1);
   target_.files = {FileOf("a.pt", {transposed, step, half})};
   Piece piece = MakePiece({0, 0}, {2, 3}, transposed, 0);
@@ -91,11 +97,12 @@ TEST_F(ExecuteTest, WritesTransposedLiteralAndConvertedStorages) {
   const auto bytes = checkpoint::StorageBytes(*file.value().storages.at(2));
   uint16_t last;
   std::memcpy(&last, bytes.data() + 10, 2);
-  EXPECT_EQ(last, 0x4500);   // 5.0
+  EXPECT_EQ(last, 0x4500);  // 5.0
 }
 
 TEST_F(ExecuteTest, LargeStoragesGoInWindowsWithOneSum) {
-  // 5 M elements: 20 MB, three windows; a shift by one element, so that no window is a plain copy of a source window.
+  // 5 M elements: 20 MB, three windows; a shift by one element, so that no window is a plain copy
+  // of a source window.
   const size_t count = 5'000'000;
   const int32_t w = AddTensor("w", {static_cast<int64_t>(count)}, Counting(count));
   const auto all = checkpoint::MakeStorage(DType::kFloat32, static_cast<int64_t>(count) + 1);
@@ -104,7 +111,8 @@ TEST_F(ExecuteTest, LargeStoragesGoInWindowsWithOneSum) {
   Put(w, MakePiece({0}, {static_cast<int64_t>(count)}, all, 1));
   Put(w, MakePiece({0}, {static_cast<int64_t>(count)}, columns, 0));
   ASSERT_TRUE(Execute(MakePlan(), folder_ / "out", Quick(3)).ok());
-  const auto shifted = NumbersOf(folder_ / "out/a.pt", 0), same = NumbersOf(folder_ / "out/a.pt", 1);
+  const auto shifted = NumbersOf(folder_ / "out/a.pt", 0),
+             same = NumbersOf(folder_ / "out/a.pt", 1);
   ASSERT_EQ(shifted.size(), count + 1);
   EXPECT_EQ(shifted[0], 0);
   EXPECT_EQ(std::memcmp(shifted.data() + 1, same.data(), count * sizeof(float)), 0);
@@ -134,7 +142,8 @@ TEST_F(ExecuteTest, CopiesWholeFilesByteForByte) {
   AddTensor("w", {4}, Counting(4));
   target_.files = {{"copy.pt", nullptr, folder_ / "w.pt"}};
   ASSERT_TRUE(Execute(MakePlan(), folder_ / "out", Quick()).ok());
-  EXPECT_EQ(checkpoint::ReadSmallFile(folder_ / "w.pt", 1 << 20).value(), checkpoint::ReadSmallFile(folder_ / "out/copy.pt", 1 << 20).value());
+  EXPECT_EQ(checkpoint::ReadSmallFile(folder_ / "w.pt", 1 << 20).value(),
+            checkpoint::ReadSmallFile(folder_ / "out/copy.pt", 1 << 20).value());
 }
 
 TEST_F(ExecuteTest, NamesTheTensorThatOverflows) {
@@ -150,7 +159,8 @@ TEST_F(ExecuteTest, NamesTheTensorThatOverflows) {
 
 TEST_F(ExecuteTest, LeavesFinishedFilesAloneAndReportsTheOthers) {
   const int32_t w = AddTensor("w", {2}, {1, 2});
-  const auto a = checkpoint::MakeStorage(DType::kFloat32, 2), b = checkpoint::MakeStorage(DType::kFloat32, 2);
+  const auto a = checkpoint::MakeStorage(DType::kFloat32, 2),
+             b = checkpoint::MakeStorage(DType::kFloat32, 2);
   target_.files = {FileOf("a.pt", {a}), FileOf("b.pt", {b})};
   Put(w, MakePiece({0}, {2}, a, 0));
   Put(w, MakePiece({0}, {2}, b, 0));
@@ -215,7 +225,8 @@ TEST_F(ExecuteTest, ShortWritesAreContinued) {
 }
 
 TEST_F(ExecuteTest, BuffersStayBelowTheirBoundForAnyThreadCount) {
-  for (const int32_t threads : {1, 2, 8, 64, 256, 100000}) EXPECT_LE(BufferBytes({.threads = threads}), kBufferBytesTotalMax) << threads;
+  for (const int32_t threads : {1, 2, 8, 64, 256, 100000})
+    EXPECT_LE(BufferBytes({.threads = threads}), kBufferBytesTotalMax) << threads;
 }
 
 }  // namespace

@@ -21,12 +21,15 @@ int64_t CeilDivide(int64_t dividend, int64_t divisor) {
 
 int64_t TargetReach(const CommonBlock& block) {
   int64_t reach = block.target_offset;
-  for (const CopyDimension& dimension : block.dimensions) reach += (dimension.extent - 1) * dimension.target_stride;
+  for (const CopyDimension& dimension : block.dimensions)
+    reach += (dimension.extent - 1) * dimension.target_stride;
   return reach;
 }
 
 // The indices of the outermost dimension that a window may meet.
-struct OuterRange { int64_t begin = 0, end = 1; };
+struct OuterRange {
+  int64_t begin = 0, end = 1;
+};
 OuterRange ClipOutermost(const CommonBlock& block, const Window& window) {
   if (block.dimensions.empty()) return {};
   const CopyDimension& outer = block.dimensions.front();
@@ -38,8 +41,12 @@ OuterRange ClipOutermost(const CommonBlock& block, const Window& window) {
 
 class CopyRunner {
  public:
-  CopyRunner(const CopyRange& copy, const Window& window, std::span<std::byte> buffer, checkpoint::DType target_dtype)
-      : copy_(copy), window_(window), buffer_(buffer), source_(checkpoint::StorageBytes(*copy.source)) {
+  CopyRunner(const CopyRange& copy, const Window& window, std::span<std::byte> buffer,
+             checkpoint::DType target_dtype)
+      : copy_(copy),
+        window_(window),
+        buffer_(buffer),
+        source_(checkpoint::StorageBytes(*copy.source)) {
     conversion_.source_dtype = copy.source->dtype;
     conversion_.target_dtype = target_dtype;
     conversion_.factor = copy.factor;
@@ -49,8 +56,10 @@ class CopyRunner {
     const auto& dimensions = copy_.block.dimensions;
     const OuterRange range = ClipOutermost(copy_.block, window_);
     if (range.begin >= range.end) return 0;
-    if (dimensions.size() < 2) return RunInnermost(copy_.block.source_offset, copy_.block.target_offset);
-    int64_t overflowed = 0, rows = 1;   // rows: of the dimensions between the outermost and the innermost
+    if (dimensions.size() < 2)
+      return RunInnermost(copy_.block.source_offset, copy_.block.target_offset);
+    int64_t overflowed = 0,
+            rows = 1;  // rows: of the dimensions between the outermost and the innermost
     for (size_t i = 1; i + 1 < dimensions.size(); ++i) rows *= dimensions[i].extent;
     for (int64_t outer = range.begin; outer < range.end; ++outer) {
       for (int64_t row = 0; row < rows; ++row) {
@@ -72,13 +81,17 @@ class CopyRunner {
   int64_t RunInnermost(int64_t source, int64_t target) {
     CopyDimension inner{1, 1, 1};
     if (!copy_.block.dimensions.empty()) inner = copy_.block.dimensions.back();
-    const int64_t begin = std::max<int64_t>(0, CeilDivide(window_.begin - target, inner.target_stride));
-    const int64_t end = std::min(inner.extent, CeilDivide(window_.end - target, inner.target_stride));
+    const int64_t begin =
+        std::max<int64_t>(0, CeilDivide(window_.begin - target, inner.target_stride));
+    const int64_t end =
+        std::min(inner.extent, CeilDivide(window_.end - target, inner.target_stride));
     if (begin >= end) return 0;
     conversion_.source_stride = inner.source_stride;
     conversion_.target_stride = inner.target_stride;
-    const int64_t from = (source + begin * inner.source_stride) * ElementBytes(conversion_.source_dtype);
-    const int64_t to = (target + begin * inner.target_stride - window_.begin) * ElementBytes(conversion_.target_dtype);
+    const int64_t from =
+        (source + begin * inner.source_stride) * ElementBytes(conversion_.source_dtype);
+    const int64_t to = (target + begin * inner.target_stride - window_.begin) *
+                       ElementBytes(conversion_.target_dtype);
     return Convert(conversion_, source_.data() + from, buffer_.data() + to, end - begin);
   }
 
@@ -89,11 +102,12 @@ class CopyRunner {
   Conversion conversion_;
 };
 
-// Copies that may meet the window: they are sorted by their first element; the last one has its first element before the window's end.
+// Copies that may meet the window: they are sorted by their first element; the last one has its
+// first element before the window's end.
 std::span<const CopyRange> Candidates(const StoragePlan& plan, const Window& window) {
-  const auto end = std::partition_point(plan.copies.begin(), plan.copies.end(), [&](const CopyRange& copy) {
-    return copy.block.target_offset < window.end;
-  });
+  const auto end = std::partition_point(
+      plan.copies.begin(), plan.copies.end(),
+      [&](const CopyRange& copy) { return copy.block.target_offset < window.end; });
   return {plan.copies.begin(), end};
 }
 
@@ -124,13 +138,17 @@ std::span<const std::byte> DirectSource(const StoragePlan& plan, const Window& w
   for (const CopyRange& copy : Candidates(plan, window)) {
     if (!Meets(copy, window)) continue;
     const auto& dimensions = copy.block.dimensions;
-    const bool one_run = dimensions.size() == 1 && dimensions[0].source_stride == 1 && dimensions[0].target_stride == 1;
-    const bool covers = copy.block.target_offset <= window.begin && TargetReach(copy.block) >= window.end - 1;
-    if (!one_run || !covers || copy.factor != 1 || copy.source->dtype != plan.target->dtype) return {};
+    const bool one_run = dimensions.size() == 1 && dimensions[0].source_stride == 1 &&
+                         dimensions[0].target_stride == 1;
+    const bool covers =
+        copy.block.target_offset <= window.begin && TargetReach(copy.block) >= window.end - 1;
+    if (!one_run || !covers || copy.factor != 1 || copy.source->dtype != plan.target->dtype)
+      return {};
     const int64_t element_bytes = ElementBytes(plan.target->dtype);
     const int64_t first = copy.block.source_offset + (window.begin - copy.block.target_offset);
     return checkpoint::StorageBytes(*copy.source)
-        .subspan(static_cast<size_t>(first * element_bytes), static_cast<size_t>((window.end - window.begin) * element_bytes));
+        .subspan(static_cast<size_t>(first * element_bytes),
+                 static_cast<size_t>((window.end - window.begin) * element_bytes));
   }
   return {};
 }
@@ -147,9 +165,11 @@ void ReleaseSources(const StoragePlan& plan, const Window& window) {
     }
     const int64_t element_bytes = ElementBytes(copy.source->dtype);
     const int64_t first = copy.block.source_offset + range.begin * outer.source_stride;
-    const int64_t last = copy.block.source_offset + (range.end - 1) * outer.source_stride + inner_reach;
+    const int64_t last =
+        copy.block.source_offset + (range.end - 1) * outer.source_stride + inner_reach;
     const int64_t bytes = (last - first + 1) * element_bytes;
-    if (bytes >= kReleaseBytesMin) copy.source->file->Release(copy.source->file_offset + first * element_bytes, bytes);
+    if (bytes >= kReleaseBytesMin)
+      copy.source->file->Release(copy.source->file_offset + first * element_bytes, bytes);
   }
 }
 

@@ -7,10 +7,11 @@
 namespace reshape {
 namespace {
 
-// Largest and smallest part weight of the best cut of the first i entries into j parts, and where its last part begins.
+// Largest and smallest part weight of the best cut of the first i entries into j parts, and where
+// its last part begins.
 struct Best {
   bool possible = false;
-  bool has_minimum = false;   // no part yet: any first part is the smallest
+  bool has_minimum = false;  // no part yet: any first part is the smallest
   int64_t largest = 0, smallest = 0;
   int64_t last_cut = 0;
 };
@@ -46,7 +47,8 @@ std::vector<int64_t> PartitionBalanced(const std::vector<int64_t>& weights, int6
   }
   cuts.push_back(count);
   for (int64_t j = part_count; j >= 1; --j) {
-    cuts.push_back(table[static_cast<size_t>(cuts.back()) * columns + static_cast<size_t>(j)].last_cut);
+    cuts.push_back(
+        table[static_cast<size_t>(cuts.back()) * columns + static_cast<size_t>(j)].last_cut);
   }
   std::reverse(cuts.begin(), cuts.end());
   return cuts;
@@ -54,15 +56,18 @@ std::vector<int64_t> PartitionBalanced(const std::vector<int64_t>& weights, int6
 
 int64_t LayerListCount(const TransformerLayers& layers) {
   // The head, and behind it the cast: 4 layers from 2 on, head at 7, cast at 8: 9 entries.
-  return layers.numbering.first_layer + layers.layers + layers.numbering.head_after + (layers.cast_at_end ? 2 : 1);
+  return layers.numbering.first_layer + layers.layers + layers.numbering.head_after +
+         (layers.cast_at_end ? 2 : 1);
 }
 
 std::vector<int64_t> TransformerCuts(const TransformerLayers& layers, int64_t stage_count) {
   std::vector<int64_t> weights(static_cast<size_t>(LayerListCount(layers)), 0);
-  for (int64_t i = 0; i < layers.layers; ++i) weights[static_cast<size_t>(layers.numbering.first_layer + i)] = 1;
+  for (int64_t i = 0; i < layers.layers; ++i)
+    weights[static_cast<size_t>(layers.numbering.first_layer + i)] = 1;
   if (layers.count_embeddings) {
     weights[static_cast<size_t>(layers.numbering.embedding)] = 1;
-    weights[static_cast<size_t>(layers.numbering.first_layer + layers.layers + layers.numbering.head_after)] = 1;
+    weights[static_cast<size_t>(layers.numbering.first_layer + layers.layers +
+                                layers.numbering.head_after)] = 1;
   }
   return PartitionBalanced(weights, stage_count);
 }

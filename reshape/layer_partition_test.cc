@@ -31,7 +31,9 @@ TEST(LayerPartitionTest, BalancesUnequalWeights) {
 
 TEST(LayerPartitionTest, CountsTheListWithItsFunctions) {
   EXPECT_EQ(LayerListCount({{}, 4}), 9);
-  EXPECT_EQ(LayerListCount({{.embedding = 1, .first_layer = 3, .final_after = 1, .head_after = 2}, 4}), 11);
+  EXPECT_EQ(
+      LayerListCount({{.embedding = 1, .first_layer = 3, .final_after = 1, .head_after = 2}, 4}),
+      11);
   EXPECT_EQ(LayerListCount({{}, 4, false}), 8);
 }
 

@@ -33,18 +33,23 @@ TEST(LegalityTest, TensorRanksMustDivideHeads) {
 TEST(LegalityTest, ChangeOfTensorRanksNeedsTheQkvOrder) {
   const Inventory source = MakeGpt({});
   EXPECT_EQ(CodeOf(source, {.tensor_parallel_size = 2}), ErrorCode::kUndeclared);
-  EXPECT_EQ(WhyUnreachable(source, {.pipeline_parallel_size = 2, .data_parallel_size = 3, .zero_stage = 1}), "");
+  EXPECT_EQ(WhyUnreachable(source,
+                           {.pipeline_parallel_size = 2, .data_parallel_size = 3, .zero_stage = 1}),
+            "");
 }
 
 TEST(LegalityTest, PipelineRefusesStage2AndMoreStagesThanLayers) {
   const Inventory source = MakeGpt({});
   EXPECT_EQ(CodeOf(source, {.zero_stage = 2}), ErrorCode::kUnreachableTarget);
   EXPECT_EQ(CodeOf(source, {.pipeline_parallel_size = 3}), ErrorCode::kUnreachableTarget);
-  EXPECT_EQ(CodeOf(source, {.pipeline_parallel_size = 2, .layout = NameLayout::kPlain}), ErrorCode::kUnreachableTarget);
+  EXPECT_EQ(CodeOf(source, {.pipeline_parallel_size = 2, .layout = NameLayout::kPlain}),
+            ErrorCode::kUnreachableTarget);
   EXPECT_EQ(WhyUnreachable(source, {.zero_stage = 2, .layout = NameLayout::kPlain}), "");
 }
 
-TEST(LegalityTest, Stage3IsNamedAndRefused) { EXPECT_EQ(CodeOf(MakeGpt({}), {.zero_stage = 3}), ErrorCode::kUnsupported); }
+TEST(LegalityTest, Stage3IsNamedAndRefused) {
+  EXPECT_EQ(CodeOf(MakeGpt({}), {.zero_stage = 3}), ErrorCode::kUnsupported);
+}
 
 TEST(LegalityTest, SizesMustBePositive) {
   EXPECT_EQ(CodeOf(MakeGpt({}), {.data_parallel_size = 0}), ErrorCode::kUsage);
@@ -101,7 +106,8 @@ TEST(LegalityTest, WrapperFollowsStageTypeAndLayout) {
   EXPECT_EQ(WrapperOf(fused, {}), Wrapper::kFused);
   EXPECT_EQ(WrapperOf(fused, {.zero_stage = 1}), Wrapper::kZero);
   EXPECT_EQ(WrapperOf(fused, {.dtype = DType::kBFloat16}), Wrapper::kBf16);
-  EXPECT_EQ(WrapperOf(fused, {.dtype = DType::kBFloat16, .layout = NameLayout::kPlain}), Wrapper::kFused);
+  EXPECT_EQ(WrapperOf(fused, {.dtype = DType::kBFloat16, .layout = NameLayout::kPlain}),
+            Wrapper::kFused);
   EXPECT_EQ(WrapperOf(fused, {.dtype = DType::kFloat32}), Wrapper::kFp32);
   EXPECT_EQ(WrapperOf(MakeGpt({.wrapper = Wrapper::kUnfused}), {}), Wrapper::kUnfused);
   const Inventory bf16 = MakeGpt({.wrapper = Wrapper::kBf16, .dtype = DType::kBFloat16});
@@ -113,8 +119,10 @@ TEST(LegalityTest, WrapperFollowsStageTypeAndLayout) {
 TEST(LegalityTest, WrapperThatTheFrameworkDoesNotUseThereIsRefused) {
   const Inventory source = MakeGpt({});
   EXPECT_EQ(CodeOf(source, {.wrapper = Wrapper::kZero}), ErrorCode::kUnreachableTarget);
-  EXPECT_EQ(CodeOf(source, {.zero_stage = 1, .wrapper = Wrapper::kFused}), ErrorCode::kUnreachableTarget);
-  EXPECT_EQ(CodeOf(source, {.zero_stage = 1, .wrapper = Wrapper::kBf16}), ErrorCode::kUnreachableTarget);
+  EXPECT_EQ(CodeOf(source, {.zero_stage = 1, .wrapper = Wrapper::kFused}),
+            ErrorCode::kUnreachableTarget);
+  EXPECT_EQ(CodeOf(source, {.zero_stage = 1, .wrapper = Wrapper::kBf16}),
+            ErrorCode::kUnreachableTarget);
   EXPECT_EQ(CodeOf(source, {.zero_stage = 0, .universal = true}), ErrorCode::kUnreachableTarget);
 }
 
@@ -141,7 +149,8 @@ TEST(LegalityTest, VocabularyThatRanksDoNotDivideIsRefusedWithoutADivisor) {
   Inventory source = MakePlain({8}, Wrapper::kZero, DType::kBFloat16);
   source.tensors[0].parallel = checkpoint::Parallel::kVocabulary;
   source.tensors[0].shape = {7};
-  source.rules.parameters = {{"p0", checkpoint::Parallel::kVocabulary, checkpoint::Fused::kNone, {}}};
+  source.rules.parameters = {
+      {"p0", checkpoint::Parallel::kVocabulary, checkpoint::Fused::kNone, {}}};
   EXPECT_EQ(CodeOf(source, {.tensor_parallel_size = 2}), ErrorCode::kUnreachableTarget);
 }
 
@@ -149,8 +158,11 @@ TEST(LegalityTest, ListsLegalTargetsInAStableOrder) {
   Inventory source = MakeGpt({});
   source.qkv_layout = checkpoint::QkvLayout::kPerHeadGroup;
   const auto targets = LegalTargets(source, {}, 4);
-  // TP 1 and 2 divide two heads, PP 1 and 2 two layers; stages 0 and 1 only, as there is a pipeline.
-  const auto has = [&](const Topology& topology) { return std::find(targets.begin(), targets.end(), topology) != targets.end(); };
+  // TP 1 and 2 divide two heads, PP 1 and 2 two layers; stages 0 and 1 only, as there is a
+  // pipeline.
+  const auto has = [&](const Topology& topology) {
+    return std::find(targets.begin(), targets.end(), topology) != targets.end();
+  };
   EXPECT_TRUE(has({2, 2, 1, 1}));
   EXPECT_TRUE(has({1, 1, 4, 0}));
   EXPECT_FALSE(has({4, 1, 1, 0}));

@@ -1,4 +1,5 @@
-// How much memory this process holds, by the kernel's own count: the peak-memory metric of a reshape. Tested by memory_use_test.cc.
+// How much memory this process holds, by the kernel's own count: the peak-memory metric of a
+// reshape. Tested by memory_use_test.cc.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +7,9 @@
 namespace reshape {
 
 struct MemoryUse {
-  int64_t anonymous_bytes = 0;    // RssAnon + RssShmem: what a reshape holds besides mapped source files
-  int64_t peak_bytes = 0;         // VmHWM: the most that was ever resident, mapped files included
+  int64_t anonymous_bytes =
+      0;                   // RssAnon + RssShmem: what a reshape holds besides mapped source files
+  int64_t peak_bytes = 0;  // VmHWM: the most that was ever resident, mapped files included
 };
 
 // All 0 where the kernel does not say.

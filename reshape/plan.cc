@@ -24,7 +24,8 @@ struct SourceBlock {
   const Storage* storage = nullptr;
 };
 
-// All blocks of one state of one tensor, ascending by span.first; `reach` is the largest span.last so far, so that a search knows when to stop.
+// All blocks of one state of one tensor, ascending by span.first; `reach` is the largest span.last
+// so far, so that a search knows when to stop.
 struct SourceState {
   std::vector<SourceBlock> blocks;
   std::vector<int64_t> reach;
@@ -43,19 +44,23 @@ std::string StateName(const LogicalTensor& tensor, const std::string& state, boo
 bool InBounds(const Block& block, const std::vector<int64_t>& shape, const Storage& storage) {
   int64_t last = block.offset;
   for (size_t i = 0; i < block.start.size(); ++i) {
-    if (block.strides[i] < 0 || block.start[i] < 0 || block.start[i] + block.extent[i] > shape[i]) return false;
+    if (block.strides[i] < 0 || block.start[i] < 0 || block.start[i] + block.extent[i] > shape[i])
+      return false;
     last += (block.extent[i] - 1) * block.strides[i];
   }
   return block.offset >= 0 && last < storage.numel;
 }
 
 Error Overlap(const LogicalTensor& tensor, const std::string& where) {
-  return {ErrorCode::kInconsistent, "two pieces that hold the same elements of " + tensor.name, "every element in one piece",
-          where, "The source is inconsistent; run `shardproof check` on it."};
+  return {ErrorCode::kInconsistent, "two pieces that hold the same elements of " + tensor.name,
+          "every element in one piece", where,
+          "The source is inconsistent; run `shardproof check` on it."};
 }
 
-// Every element exactly once: the blocks do not meet, and together they have as many elements as the tensor.
-Status CheckOnceEach(const LogicalTensor& tensor, const SourceState& state, const std::string& where) {
+// Every element exactly once: the blocks do not meet, and together they have as many elements as
+// the tensor.
+Status CheckOnceEach(const LogicalTensor& tensor, const SourceState& state,
+                     const std::string& where) {
   int64_t numel = 0, expected = 1;
   for (const int64_t extent : tensor.shape) expected *= extent;
   for (size_t i = 0; i < state.blocks.size(); ++i) {
@@ -70,12 +75,14 @@ Status CheckOnceEach(const LogicalTensor& tensor, const SourceState& state, cons
                "The source is incomplete; run `shardproof check` on it."};
 }
 
-Result<SourceState> IndexState(const LogicalTensor& tensor, const StatePieces& pieces, const std::string& where) {
+Result<SourceState> IndexState(const LogicalTensor& tensor, const StatePieces& pieces,
+                               const std::string& where) {
   SourceState state;
   for (const Piece& piece : pieces.pieces) {
     for (Block& block : BlocksOf(piece)) {
       if (!InBounds(block, tensor.shape, *piece.storage)) {
-        return Error{ErrorCode::kInconsistent, "a piece that leaves its tensor or its storage", "pieces inside both", where,
+        return Error{ErrorCode::kInconsistent, "a piece that leaves its tensor or its storage",
+                     "pieces inside both", where,
                      "The source is inconsistent; run `shardproof check` on it."};
       }
       const LinearSpan span = SpanOf(block, tensor.shape);
@@ -85,7 +92,8 @@ Result<SourceState> IndexState(const LogicalTensor& tensor, const StatePieces& p
   std::sort(state.blocks.begin(), state.blocks.end(),
             [](const SourceBlock& a, const SourceBlock& b) { return a.span.first < b.span.first; });
   int64_t reach = -1;
-  for (const SourceBlock& block : state.blocks) state.reach.push_back(reach = std::max(reach, block.span.last));
+  for (const SourceBlock& block : state.blocks)
+    state.reach.push_back(reach = std::max(reach, block.span.last));
   CK_DO(CheckOnceEach(tensor, state, where));
   return state;
 }
@@ -100,7 +108,8 @@ class Composer {
     for (const Literal& literal : target_.literals) {
       const auto home = homes_.find(literal.storage.get());
       CHECK(home != homes_.end(), << "a literal whose storage is in no file");
-      CHECK(static_cast<int64_t>(literal.bytes.size()) == literal.storage->bytes(), << literal.bytes.size());
+      CHECK(static_cast<int64_t>(literal.bytes.size()) == literal.storage->bytes(),
+            << literal.bytes.size());
       for (StoragePlan* storage : home->second) storage->literal = literal.bytes;
     }
     CK_DO(CopyWholeFiles());
@@ -122,7 +131,8 @@ class Composer {
       file.copied_from = target_file.copied_from;
       if (file.copied_from.empty()) {
         const std::string stem = std::filesystem::path(file.path).stem().string();
-        file.layout = checkpoint::TorchFileLayout::Plan(target_file.root, checkpoint::StringMemo::kByContent, stem);
+        file.layout = checkpoint::TorchFileLayout::Plan(target_file.root,
+                                                        checkpoint::StringMemo::kByContent, stem);
         file.bytes = file.layout.file_bytes();
       }
       plan_.files.push_back(std::move(file));
@@ -136,7 +146,8 @@ class Composer {
       const Storage* storage = file.layout.storages()[i].get();
       file.storages[i].target = storage;
       if (storage->file == nullptr) {
-        // A storage may stand in two files (a second optimizer dictionary): each file gets its own copy.
+        // A storage may stand in two files (a second optimizer dictionary): each file gets its own
+        // copy.
         homes_[storage].push_back(&file.storages[i]);
         continue;
       }
@@ -148,15 +159,17 @@ class Composer {
 
   Result<const SourceState*> StateOf(const Placement& placement) {
     const LogicalTensor& tensor = source_.tensors[static_cast<size_t>(placement.tensor)];
-    const auto key = std::make_pair(std::make_pair(placement.tensor, placement.stale), placement.state);
+    const auto key =
+        std::make_pair(std::make_pair(placement.tensor, placement.stale), placement.state);
     const auto known = states_.find(key);
     if (known != states_.end()) return &known->second;
     const auto& states = placement.stale ? tensor.stale_states : tensor.states;
     const std::string where = StateName(tensor, placement.state, placement.stale);
     const auto found = states.find(placement.state);
     if (found == states.end()) {
-      return Error{ErrorCode::kMissingFile, "no " + placement.state + " of " + tensor.name, "a state that the target needs",
-                   where, "The source does not hold it; choose a target that does not need it."};
+      return Error{ErrorCode::kMissingFile, "no " + placement.state + " of " + tensor.name,
+                   "a state that the target needs", where,
+                   "The source does not hold it; choose a target that does not need it."};
     }
     CK_TRY(SourceState state, IndexState(tensor, found->second, where));
     return &states_.emplace(key, std::move(state)).first->second;
@@ -165,13 +178,15 @@ class Composer {
   Status Place(const Placement& placement) {
     const LogicalTensor& tensor = source_.tensors[static_cast<size_t>(placement.tensor)];
     const auto home = homes_.find(placement.target.storage.get());
-    CHECK(home != homes_.end(), << "a placement of " << tensor.name << " whose storage is in no file");
+    CHECK(home != homes_.end(), << "a placement of " << tensor.name
+                                << " whose storage is in no file");
     CK_TRY(const SourceState* state, StateOf(placement));
     CHECK(CanConvert(placement.source_dtype, placement.target.storage->dtype), << tensor.name);
     for (const Block& block : BlocksOf(placement.target)) {
       std::vector<CopyRange> copies;
       const int64_t covered = Overlaps(*state, block, tensor, copies);
-      CHECK(covered == WithinShape(block, tensor.shape), << tensor.name << " covered " << covered << " of " << block.numel());
+      CHECK(covered == WithinShape(block, tensor.shape),
+            << tensor.name << " covered " << covered << " of " << block.numel());
       for (StoragePlan* storage : home->second) {
         for (CopyRange& copy : copies) {
           copy.factor = placement.factor;
@@ -187,9 +202,11 @@ class Composer {
   static int64_t Overlaps(const SourceState& state, const Block& block, const LogicalTensor& tensor,
                           std::vector<CopyRange>& copies) {
     const LinearSpan span = SpanOf(block, tensor.shape);
-    auto begin = std::lower_bound(state.reach.begin(), state.reach.end(), span.first) - state.reach.begin();
+    auto begin =
+        std::lower_bound(state.reach.begin(), state.reach.end(), span.first) - state.reach.begin();
     int64_t covered = 0;
-    for (size_t i = static_cast<size_t>(begin); i < state.blocks.size() && state.blocks[i].span.first <= span.last; ++i) {
+    for (size_t i = static_cast<size_t>(begin);
+         i < state.blocks.size() && state.blocks[i].span.first <= span.last; ++i) {
       std::optional<CommonBlock> common = Intersect(state.blocks[i].block, block);
       if (!common) continue;
       covered += common->numel();
@@ -201,7 +218,8 @@ class Composer {
   static int64_t WithinShape(const Block& block, const std::vector<int64_t>& shape) {
     int64_t numel = 1;
     for (size_t i = 0; i < shape.size(); ++i) {
-      numel *= std::max<int64_t>(0, std::min(shape[i], block.start[i] + block.extent[i]) - block.start[i]);
+      numel *= std::max<int64_t>(
+          0, std::min(shape[i], block.start[i] + block.extent[i]) - block.start[i]);
     }
     return numel;
   }
@@ -226,11 +244,12 @@ class Composer {
       CHECK(storage.copies.empty(), << "a literal that is also copied");
       return;
     }
-    std::sort(storage.copies.begin(), storage.copies.end(), [](const CopyRange& a, const CopyRange& b) {
-      return a.block.target_offset < b.block.target_offset;
-    });
+    std::sort(storage.copies.begin(), storage.copies.end(),
+              [](const CopyRange& a, const CopyRange& b) {
+                return a.block.target_offset < b.block.target_offset;
+              });
     int64_t written = 0, reach = -1;
-    size_t cluster = 0;   // first of the copies whose target spans meet: columns side by side
+    size_t cluster = 0;  // first of the copies whose target spans meet: columns side by side
     for (size_t i = 0; i < storage.copies.size(); ++i) {
       const CopyRange& copy = storage.copies[i];
       int64_t last = copy.block.target_offset, source_last = copy.block.source_offset;
@@ -238,8 +257,10 @@ class Composer {
         last += (dimension.extent - 1) * dimension.target_stride;
         source_last += (dimension.extent - 1) * dimension.source_stride;
       }
-      CHECK(source_last < copy.source->numel, << "reads element " << source_last << " of " << copy.source->numel);
-      CHECK(last < storage.target->numel, << "writes element " << last << " of " << storage.target->numel);
+      CHECK(source_last < copy.source->numel,
+            << "reads element " << source_last << " of " << copy.source->numel);
+      CHECK(last < storage.target->numel,
+            << "writes element " << last << " of " << storage.target->numel);
       if (copy.block.target_offset > reach) {
         CheckRuns(std::span(storage.copies).subspan(cluster, i - cluster));
         cluster = i;
@@ -255,7 +276,9 @@ class Composer {
   // The runs of these copies, sorted, must not meet.
   static void CheckRuns(std::span<const CopyRange> copies) {
     if (copies.size() < 2) return;
-    struct Run { int64_t first, last; };
+    struct Run {
+      int64_t first, last;
+    };
     std::vector<Run> runs;
     for (const CopyRange& copy : copies) {
       const auto& dimensions = copy.block.dimensions;
@@ -271,9 +294,11 @@ class Composer {
         runs.push_back({first, first + run_numel - 1});
       }
     }
-    std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.first < b.first; });
+    std::sort(runs.begin(), runs.end(),
+              [](const Run& a, const Run& b) { return a.first < b.first; });
     for (size_t i = 1; i < runs.size(); ++i) {
-      CHECK(runs[i - 1].last < runs[i].first, << "element " << runs[i].first << " is written twice");
+      CHECK(runs[i - 1].last < runs[i].first,
+            << "element " << runs[i].first << " is written twice");
     }
   }
 
@@ -298,10 +323,12 @@ uint32_t Composer::DigestOf(const Plan& plan) {
       Add(digest, storage.literal + "|" + std::to_string(storage.target->numel));
       for (const CopyRange& copy : storage.copies) {
         std::string text = copy.source->file == nullptr ? "" : copy.source->file->path().string();
-        for (const int64_t number : {copy.source->file_offset, copy.block.source_offset, copy.block.target_offset}) {
+        for (const int64_t number :
+             {copy.source->file_offset, copy.block.source_offset, copy.block.target_offset}) {
           text += " " + std::to_string(number);
         }
-        for (const CopyDimension& dimension : copy.block.dimensions) text += " " + std::to_string(dimension.extent);
+        for (const CopyDimension& dimension : copy.block.dimensions)
+          text += " " + std::to_string(dimension.extent);
         Add(digest, text + " " + std::to_string(copy.factor));
       }
     }
@@ -311,6 +338,8 @@ uint32_t Composer::DigestOf(const Plan& plan) {
 
 }  // namespace
 
-Result<Plan> ComposePlan(const Inventory& source, const Target& target) { return Composer(source, target).Compose(); }
+Result<Plan> ComposePlan(const Inventory& source, const Target& target) {
+  return Composer(source, target).Compose();
+}
 
 }  // namespace reshape

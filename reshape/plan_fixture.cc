@@ -13,7 +13,8 @@ namespace reshape {
 namespace fs = std::filesystem;
 
 fs::path FreshFolder(const std::string& name) {
-  const fs::path folder = fs::temp_directory_path() / ("shardproof_" + name + "_" + std::to_string(::getpid()));
+  const fs::path folder =
+      fs::temp_directory_path() / ("shardproof_" + name + "_" + std::to_string(::getpid()));
   std::error_code error;
   fs::remove_all(folder, error);
   fs::create_directories(folder);
@@ -32,12 +33,16 @@ checkpoint::Value TreeOf(const std::vector<checkpoint::StoragePtr>& storages) {
   return checkpoint::MakeList(std::move(tensors));
 }
 
-checkpoint::StoragePtr StoredNumbers(const fs::path& folder, const std::string& name, const std::vector<float>& numbers) {
-  const auto storage = checkpoint::MakeStorage(checkpoint::DType::kFloat32, static_cast<int64_t>(numbers.size()));
+checkpoint::StoragePtr StoredNumbers(const fs::path& folder, const std::string& name,
+                                     const std::vector<float>& numbers) {
+  const auto storage =
+      checkpoint::MakeStorage(checkpoint::DType::kFloat32, static_cast<int64_t>(numbers.size()));
   const fs::path path = folder / (name + ".pt");
-  const auto status = checkpoint::WriteTorchFile(
-      path, TreeOf({storage}), checkpoint::StringMemo::kByContent,
-      [&](const checkpoint::Storage&, std::span<std::byte> bytes) { std::memcpy(bytes.data(), numbers.data(), bytes.size()); });
+  const auto status =
+      checkpoint::WriteTorchFile(path, TreeOf({storage}), checkpoint::StringMemo::kByContent,
+                                 [&](const checkpoint::Storage&, std::span<std::byte> bytes) {
+                                   std::memcpy(bytes.data(), numbers.data(), bytes.size());
+                                 });
   EXPECT_TRUE(status.ok());
   const auto file = checkpoint::OpenTorchFile(path);
   EXPECT_TRUE(file.ok());
@@ -55,7 +60,8 @@ std::vector<float> NumbersOf(const fs::path& path, size_t storage) {
   return numbers;
 }
 
-Piece MakePiece(std::vector<int64_t> start, std::vector<int64_t> extent, const checkpoint::StoragePtr& storage, int64_t offset) {
+Piece MakePiece(std::vector<int64_t> start, std::vector<int64_t> extent,
+                const checkpoint::StoragePtr& storage, int64_t offset) {
   Piece piece;
   piece.box = {std::move(start), std::move(extent)};
   piece.end = piece.box.numel();
@@ -64,6 +70,8 @@ Piece MakePiece(std::vector<int64_t> start, std::vector<int64_t> extent, const c
   return piece;
 }
 
-TargetFile FileOf(const std::string& path, const std::vector<checkpoint::StoragePtr>& storages) { return {path, TreeOf(storages), {}}; }
+TargetFile FileOf(const std::string& path, const std::vector<checkpoint::StoragePtr>& storages) {
+  return {path, TreeOf(storages), {}};
+}
 
 }  // namespace reshape

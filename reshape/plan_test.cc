@@ -11,7 +11,8 @@ namespace {
 using checkpoint::DType;
 using checkpoint::ErrorCode;
 
-// A [2, 4] tensor whose two column shards lie in two files; the target is what each test makes of it.
+// A [2, 4] tensor whose two column shards lie in two files; the target is what each test makes of
+// it.
 class PlanTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -21,7 +22,9 @@ class PlanTest : public ::testing::Test {
     LogicalTensor tensor;
     tensor.name = tensor.canonical = "w";
     tensor.shape = {2, 4};
-    tensor.states["weight"] = {DType::kFloat32, {MakePiece({0, 0}, {2, 2}, left_, 0), MakePiece({0, 2}, {2, 2}, right_, 0)}};
+    tensor.states["weight"] = {
+        DType::kFloat32,
+        {MakePiece({0, 0}, {2, 2}, left_, 0), MakePiece({0, 2}, {2, 2}, right_, 0)}};
     source_.tensors = {tensor};
   }
 
@@ -131,7 +134,8 @@ TEST_F(PlanTest, NamesAWholeFileThatIsGone) {
 TEST_F(PlanTest, ElementWrittenTwiceIsOurFault) {
   const auto whole = checkpoint::MakeStorage(DType::kFloat32, 8);
   target_.files = {FileOf("a.pt", {whole})};
-  target_.placements = {Into(MakePiece({0, 0}, {2, 4}, whole, 0)), Into(MakePiece({0, 0}, {1, 4}, whole, 4))};
+  target_.placements = {Into(MakePiece({0, 0}, {2, 4}, whole, 0)),
+                        Into(MakePiece({0, 0}, {1, 4}, whole, 4))};
   EXPECT_DEATH((void)ComposePlan(source_, target_), "is written twice");
 }
 

@@ -24,7 +24,8 @@ const checkpoint::TiedRule* TiedRuleOf(const Inventory& source, const std::strin
   return nullptr;
 }
 
-// Splits "tied_modules.embed.weight" into its key in the layer file, or "3.up.weight" into layer and key.
+// Splits "tied_modules.embed.weight" into its key in the layer file, or "3.up.weight" into layer
+// and key.
 void SplitPipelineName(TargetName& name) {
   const std::string_view text = name.name;
   if (text.starts_with(kTiedPrefix)) {
@@ -35,7 +36,8 @@ void SplitPipelineName(TargetName& name) {
   }
   const size_t dot = text.find('.');
   int64_t layer = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + std::min(dot, text.size()), layer);
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + std::min(dot, text.size()), layer);
   if (error != std::errc() || dot == std::string_view::npos || end != text.data() + dot) return;
   name.layer_key = std::string(text.substr(dot + 1));
   if (name.layers.empty()) name.layers = {layer};
@@ -43,7 +45,8 @@ void SplitPipelineName(TargetName& name) {
 
 class RankBuilder {
  public:
-  RankBuilder(const Inventory& source, const ResolvedTarget& target, const std::vector<TargetName>& names)
+  RankBuilder(const Inventory& source, const ResolvedTarget& target,
+              const std::vector<TargetName>& names)
       : source_(source), target_(target), names_(names) {}
 
   Result<std::vector<RankLayout>> Build() {
@@ -105,7 +108,8 @@ class RankBuilder {
   void AddGroups(RankLayout& rank) const {
     if (target_.wrapper == Wrapper::kNone) return;
     std::vector<int64_t> local_of(source_.tensors.size(), -1);
-    for (size_t i = 0; i < rank.tensors.size(); ++i) local_of[static_cast<size_t>(rank.tensors[i].tensor)] = static_cast<int64_t>(i);
+    for (size_t i = 0; i < rank.tensors.size(); ++i)
+      local_of[static_cast<size_t>(rank.tensors[i].tensor)] = static_cast<int64_t>(i);
     std::vector<std::vector<size_t>> members(source_.groups.size());
     for (size_t group = 0; group < source_.groups.size(); ++group) {
       for (const int32_t tensor : source_.groups[group].tensors) {
@@ -113,7 +117,8 @@ class RankBuilder {
         if (local >= 0) members[group].push_back(static_cast<size_t>(local));
       }
     }
-    if (source_.rules.group_rule == GroupRule::kMegatronHalves && members.size() == 3) HalveAgain(members);
+    if (source_.rules.group_rule == GroupRule::kMegatronHalves && members.size() == 3)
+      HalveAgain(members);
     for (size_t group = 0; group < members.size(); ++group) {
       if (!members[group].empty()) AddGroup(static_cast<int32_t>(group), members[group], rank);
     }
@@ -123,7 +128,7 @@ class RankBuilder {
   static void HalveAgain(std::vector<std::vector<size_t>>& members) {
     std::vector<size_t> all = members[0];
     all.insert(all.end(), members[1].begin(), members[1].end());
-    std::sort(all.begin(), all.end());   // module order
+    std::sort(all.begin(), all.end());  // module order
     const auto half = all.begin() + static_cast<int64_t>(all.size() / 2);
     members[0].assign(all.begin(), half);
     members[1].assign(half, all.end());
@@ -134,11 +139,12 @@ class RankBuilder {
     group.source_group = source_group;
     std::vector<size_t> order(members.size());
     std::iota(order.begin(), order.end(), size_t{0});
-    if (target_.round_robin) order = RoundRobinOrder(members.size(), target_.topology.data_parallel_size);
+    if (target_.round_robin)
+      order = RoundRobinOrder(members.size(), target_.topology.data_parallel_size);
     for (size_t i = 0; i < order.size(); ++i) {
       FlatMember member{members[order[i]], group.numel, 0};
       group.numel += rank.tensors[member.rank_tensor].numel();
-      if (i + 1 < order.size()) {   // no pad behind the last
+      if (i + 1 < order.size()) {  // no pad behind the last
         const int64_t alignment = target_.parameter_alignment_numel;
         member.padding_after = (alignment - group.numel % alignment) % alignment;
         group.numel += member.padding_after;
@@ -175,8 +181,9 @@ std::vector<size_t> RoundRobinOrder(size_t count, int32_t data_ranks) {
 }
 
 Result<std::vector<TargetName>> NameTensors(const Inventory& source, const ResolvedTarget& target) {
-  const bool untied = std::any_of(source.tensors.begin(), source.tensors.end(),
-                                  [](const LogicalTensor& tensor) { return tensor.canonical == "output_layer.weight"; });
+  const bool untied = std::any_of(
+      source.tensors.begin(), source.tensors.end(),
+      [](const LogicalTensor& tensor) { return tensor.canonical == "output_layer.weight"; });
   const Naming naming{&source.rules, source.transformer_layers, !untied};
   const bool crosses = CrossesLayouts(source, target);
   std::vector<TargetName> names;
@@ -184,7 +191,9 @@ Result<std::vector<TargetName>> NameTensors(const Inventory& source, const Resol
     TargetName name{tensor.name, {}, "", false, false};
     if (crosses && tensor.alias_of.empty()) {
       const auto other = NameInLayout(naming, target.layout, tensor.canonical);
-      if (!other) return Unreachable(tensor.name + ", which has no name in the other layout", "names for all tensors", "Leave --layout out.");
+      if (!other)
+        return Unreachable(tensor.name + ", which has no name in the other layout",
+                           "names for all tensors", "Leave --layout out.");
       name.name = *other;
     }
     if (target.layout == NameLayout::kPipeline) {
@@ -194,7 +203,8 @@ Result<std::vector<TargetName>> NameTensors(const Inventory& source, const Resol
       name.stale = rule != nullptr && rule->stale_copy;
       if (crosses && name.tied && source.rules.numbering) {
         const checkpoint::PipelineNumbering& numbering = *source.rules.numbering;
-        name.layers = {numbering.embedding, numbering.first_layer + source.transformer_layers + numbering.head_after};
+        name.layers = {numbering.embedding,
+                       numbering.first_layer + source.transformer_layers + numbering.head_after};
       }
     }
     names.push_back(std::move(name));

@@ -20,7 +20,8 @@ using checkpoint::ErrorCode;
 using checkpoint::Result;
 using checkpoint::Status;
 
-// Changes with anything that changes the bytes of a target: an interrupted run of another version begins anew.
+// Changes with anything that changes the bytes of a target: an interrupted run of another version
+// begins anew.
 constexpr int kTargetFormat = 1;
 
 template <typename Visit>
@@ -35,13 +36,17 @@ Status ForEachSourceFile(const Inventory& source, Visit visit) {
 }
 
 // What decides the bytes of the target: the plan, the wishes, and the state of the source files.
-std::string KeyOf(const Inventory& source, const Target& target, const Plan& plan, const ReshapeOptions& options) {
-  std::string text = fmt::format("{} {:08x} {} {} {} {}", kTargetFormat, plan.digest, plan.bytes, static_cast<int>(target.wrapper),
-                                 static_cast<int>(target.weight_dtype), static_cast<int>(options.target.moments));
+std::string KeyOf(const Inventory& source, const Target& target, const Plan& plan,
+                  const ReshapeOptions& options) {
+  std::string text =
+      fmt::format("{} {:08x} {} {} {} {}", kTargetFormat, plan.digest, plan.bytes,
+                  static_cast<int>(target.wrapper), static_cast<int>(target.weight_dtype),
+                  static_cast<int>(options.target.moments));
   (void)ForEachSourceFile(source, [&](const SourceFile& file) -> Status {
     std::error_code error;
     const auto time = fs::last_write_time(file.name.path, error);
-    text += fmt::format("|{} {} {}", file.name.path.string(), file.torch.file ? file.torch.file->bytes().size() : 0,
+    text += fmt::format("|{} {} {}", file.name.path.string(),
+                        file.torch.file ? file.torch.file->bytes().size() : 0,
                         error ? 0 : time.time_since_epoch().count());
     return checkpoint::Done{};
   });
@@ -59,17 +64,20 @@ Status CheckSourceUnchanged(const Inventory& source) {
 Status CheckDestination(const Inventory& source, const fs::path& destination) {
   std::error_code error;
   if (fs::symlink_status(destination, error).type() != fs::file_type::not_found) {
-    return Error{ErrorCode::kTargetExists, "a file or folder", "a target that does not exist", destination.string(),
+    return Error{ErrorCode::kTargetExists, "a file or folder", "a target that does not exist",
+                 destination.string(),
                  "Nothing that exists is overwritten: name another target, or move this one away."};
   }
   const fs::path parent = fs::weakly_canonical(destination, error);
   const fs::path step = fs::weakly_canonical(source.folder.step_folder, error);
   const auto [end, rest] = std::mismatch(step.begin(), step.end(), parent.begin(), parent.end());
   if (end != step.end()) return checkpoint::Done{};
-  return Error{ErrorCode::kUsage, "a target inside the source's step folder", "a folder elsewhere", destination.string(), "Name another target."};
+  return Error{ErrorCode::kUsage, "a target inside the source's step folder", "a folder elsewhere",
+               destination.string(), "Name another target."};
 }
 
-ReshapeReport MakeReport(const Inventory& source, const Target& target, const Plan& plan, const ExecuteOptions& execute) {
+ReshapeReport MakeReport(const Inventory& source, const Target& target, const Plan& plan,
+                         const ExecuteOptions& execute) {
   ReshapeReport report;
   report.source_topology = source.topology;
   report.target_topology = target.topology;
@@ -93,7 +101,8 @@ struct Work {
   const ReshapeOptions& options;
 };
 
-Status WriteTarget(const Work& work, const fs::path& destination, ExecuteOptions execute, ReshapeReport& report) {
+Status WriteTarget(const Work& work, const fs::path& destination, ExecuteOptions execute,
+                   ReshapeReport& report) {
   const std::string key = KeyOf(work.source, work.target, work.plan, work.options);
   std::vector<std::string> text_files;
   for (const auto& [path, text] : work.target.text_files) text_files.push_back(path);
@@ -101,9 +110,11 @@ Status WriteTarget(const Work& work, const fs::path& destination, ExecuteOptions
   execute.finished = partial->finished();
   report.files_continued = static_cast<int64_t>(execute.finished.size());
   // Without flushing nobody knows whether a finished file outlives a crash: none is noted then.
-  if (execute.flush) execute.file_finished = [&](const std::string& path) { partial->NoteFinished(path); };
+  if (execute.flush)
+    execute.file_finished = [&](const std::string& path) { partial->NoteFinished(path); };
   execute.progress = [&](int64_t bytes_done) {
-    report.anonymous_bytes_peak = std::max(report.anonymous_bytes_peak, ReadMemoryUse().anonymous_bytes);
+    report.anonymous_bytes_peak =
+        std::max(report.anonymous_bytes_peak, ReadMemoryUse().anonymous_bytes);
     if (work.options.progress) work.options.progress({bytes_done, work.plan.bytes});
   };
   CK_DO(Execute(work.plan, partial->path(), execute));
@@ -116,10 +127,11 @@ Status WriteTarget(const Work& work, const fs::path& destination, ExecuteOptions
 
 }  // namespace
 
-Result<ReshapeReport> Reshape(const fs::path& source_path, const fs::path& destination, const ReshapeOptions& options) {
+Result<ReshapeReport> Reshape(const fs::path& source_path, const fs::path& destination,
+                              const ReshapeOptions& options) {
   CK_TRY(const Inventory source, ReadInventory(source_path, options.read));
   fs::path folder = destination.lexically_normal();
-  if (!folder.has_filename()) folder = folder.parent_path();   // "out/" is "out"
+  if (!folder.has_filename()) folder = folder.parent_path();  // "out/" is "out"
   CK_DO(CheckDestination(source, folder));
   CK_TRY(const Target target, LayOutTarget(source, options.target));
   CK_TRY(const Plan plan, ComposePlan(source, target));
@@ -128,7 +140,8 @@ Result<ReshapeReport> Reshape(const fs::path& source_path, const fs::path& desti
   execute.flush = options.flush;
   ReshapeReport report = MakeReport(source, target, plan, execute);
   report.anonymous_bytes_peak = ReadMemoryUse().anonymous_bytes;
-  if (!options.dry_run) CK_DO(WriteTarget({source, target, plan, options}, folder, execute, report));
+  if (!options.dry_run)
+    CK_DO(WriteTarget({source, target, plan, options}, folder, execute, report));
   return report;
 }
 

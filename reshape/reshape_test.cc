@@ -21,7 +21,9 @@ using checkpoint::DType;
 using checkpoint::ErrorCode;
 using checkpoint::FileFault;
 
-fs::path CorpusRun(const std::string& name) { return fs::path(SHARDPROOF_SOURCE_DIR) / "fixtures" / "corpus" / name / "checkpoint"; }
+fs::path CorpusRun(const std::string& name) {
+  return fs::path(SHARDPROOF_SOURCE_DIR) / "fixtures" / "corpus" / name / "checkpoint";
+}
 const char* const kZero = "megatron_deepspeed/r2b_tp2pp2dp2_z1_fp16";
 const char* const kFused = "megatron_deepspeed/r1b_tp2pp2dp2_z0_fp16";
 
@@ -30,7 +32,8 @@ std::map<std::string, std::string> ContentOf(const fs::path& folder) {
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
     if (!entry.is_regular_file()) continue;
     std::ifstream in(entry.path(), std::ios::binary);
-    files[entry.path().lexically_relative(folder).generic_string()] = std::string(std::istreambuf_iterator<char>(in), {});
+    files[entry.path().lexically_relative(folder).generic_string()] =
+        std::string(std::istreambuf_iterator<char>(in), {});
   }
   return files;
 }
@@ -148,12 +151,14 @@ TEST_F(ReshapeTest, SecondProcessIsKeptOut) {
   EXPECT_TRUE(Reshape(CorpusRun(kZero), folder_ / "out", Options(3)).ok());
 }
 
-// The n-th write fails, for many n: nothing ever looks whole, and the same call then gives the same bytes.
+// The n-th write fails, for many n: nothing ever looks whole, and the same call then gives the same
+// bytes.
 TEST_F(ReshapeTest, InterruptedRunsLeaveNoTargetAndAreContinued) {
   ASSERT_TRUE(Reshape(CorpusRun(kZero), folder_ / "whole", Options(3, true)).ok());
   const auto whole = ContentOf(folder_ / "whole");
   int64_t interrupted = 0, continued = 0;
-  for (const auto call : {FileFault::Call::kWrite, FileFault::Call::kOpen, FileFault::Call::kSync, FileFault::Call::kClose, FileFault::Call::kRename}) {
+  for (const auto call : {FileFault::Call::kWrite, FileFault::Call::kOpen, FileFault::Call::kSync,
+                          FileFault::Call::kClose, FileFault::Call::kRename}) {
     for (int64_t nth = 1; nth < 400; nth = nth * 2 + 1) {
       const fs::path out = folder_ / "out";
       checkpoint::SetFileFault(FileFault{call, nth, ENOSPC, true});

@@ -1,5 +1,5 @@
-// Reshaped checkpoints as torch.load alone sees them (rebuild_with_torch.py): whole tensors that meet the truth from the memory of
-// the processes that trained them.
+// Reshaped checkpoints as torch.load alone sees them (rebuild_with_torch.py): whole tensors that
+// meet the truth from the memory of the processes that trained them.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -37,8 +37,10 @@ TEST_P(ReshapeTorchTest, RebuildsTheTruth) {
   options.target.layout = wish.layout;
   const auto report = Reshape(run / "checkpoint", out, options);
   ASSERT_TRUE(report.ok()) << report.error().ToString();
-  const std::string line = "'" SHARDPROOF_PYTHON "' '" SHARDPROOF_SOURCE_DIR "/reshape/rebuild_with_torch.py' '" +
-                           (out / report.value().step_folder_name).string() + "' '" + (run / "truth.json").string() + "'";
+  const std::string line = "'" SHARDPROOF_PYTHON "' '" SHARDPROOF_SOURCE_DIR
+                           "/reshape/rebuild_with_torch.py' '" +
+                           (out / report.value().step_folder_name).string() + "' '" +
+                           (run / "truth.json").string() + "'";
   const int code = WEXITSTATUS(std::system(line.c_str()));
   if (code == kNoTorch) GTEST_SKIP() << SHARDPROOF_PYTHON " cannot import torch";
   EXPECT_EQ(code, 0) << line;
@@ -47,15 +49,16 @@ TEST_P(ReshapeTorchTest, RebuildsTheTruth) {
 constexpr auto kPipeline = NameLayout::kPipeline;
 constexpr auto kPlain = NameLayout::kPlain;
 
-INSTANTIATE_TEST_SUITE_P(Corpus, ReshapeTorchTest,
-                         ::testing::Values(Case{"megatron_deepspeed/r1_tp4pp4dp1_z0_fp16", 2, 2, 2, 1, kPipeline},
-                                           Case{"megatron_deepspeed/r1_tp4pp4dp1_z0_fp16", 8, 1, 1, 1, kPipeline},
-                                           Case{"megatron_deepspeed/r1_tp4pp4dp1_z0_fp16", 2, 4, 3, 1, kPipeline},
-                                           Case{"megatron_deepspeed/r6_llama_tp2pp2dp2_z1_bf16", 4, 1, 3, 1, kPipeline},
-                                           Case{"deepspeed/z1_bf16_rr_dp3", 1, 1, 5, 2, kPlain},
-                                           Case{"deepspeed/z0_fp16_fused_dp2", 1, 1, 7, 1, kPlain},
-                                           Case{"deepspeed/z1_bf16_align_dp2", 1, 1, 3, 1, kPlain}),
-                         [](const auto& param) { return "Target" + std::to_string(param.index); });
+INSTANTIATE_TEST_SUITE_P(
+    Corpus, ReshapeTorchTest,
+    ::testing::Values(Case{"megatron_deepspeed/r1_tp4pp4dp1_z0_fp16", 2, 2, 2, 1, kPipeline},
+                      Case{"megatron_deepspeed/r1_tp4pp4dp1_z0_fp16", 8, 1, 1, 1, kPipeline},
+                      Case{"megatron_deepspeed/r1_tp4pp4dp1_z0_fp16", 2, 4, 3, 1, kPipeline},
+                      Case{"megatron_deepspeed/r6_llama_tp2pp2dp2_z1_bf16", 4, 1, 3, 1, kPipeline},
+                      Case{"deepspeed/z1_bf16_rr_dp3", 1, 1, 5, 2, kPlain},
+                      Case{"deepspeed/z0_fp16_fused_dp2", 1, 1, 7, 1, kPlain},
+                      Case{"deepspeed/z1_bf16_align_dp2", 1, 1, 3, 1, kPlain}),
+    [](const auto& param) { return "Target" + std::to_string(param.index); });
 
 }  // namespace
 }  // namespace reshape

@@ -21,7 +21,8 @@ using checkpoint::Result;
 using checkpoint::Status;
 using checkpoint::Value;
 
-// First version of the framework whose stage-0 fp16 wrappers leave the loss unscaled and still divide the gradients by the scale.
+// First version of the framework whose stage-0 fp16 wrappers leave the loss unscaled and still
+// divide the gradients by the scale.
 constexpr FrameworkVersion kUnscaledLossSince{0, 19, 0};
 
 Status ResolveTopology(const Inventory& source, const TargetSpec& spec, ResolvedTarget& target) {
@@ -32,13 +33,16 @@ Status ResolveTopology(const Inventory& source, const TargetSpec& spec, Resolved
   to.data_parallel_size = spec.data_parallel_size.value_or(from.data_parallel_size);
   to.zero_stage = spec.zero_stage.value_or(from.zero_stage);
   if (spec.universal && !spec.zero_stage) to.zero_stage = std::max(1, to.zero_stage);
-  for (const int32_t count : {to.tensor_parallel_size, to.pipeline_parallel_size, to.data_parallel_size}) {
+  for (const int32_t count :
+       {to.tensor_parallel_size, to.pipeline_parallel_size, to.data_parallel_size}) {
     if (count >= 1 && count <= checkpoint::kRanksMax) continue;
-    return Error{ErrorCode::kUsage, std::to_string(count), "sizes from 1 to " + std::to_string(checkpoint::kRanksMax),
-                 "--tp, --pp, --dp", "Give whole numbers of ranks."};
+    return Error{ErrorCode::kUsage, std::to_string(count),
+                 "sizes from 1 to " + std::to_string(checkpoint::kRanksMax), "--tp, --pp, --dp",
+                 "Give whole numbers of ranks."};
   }
   if (to.zero_stage >= 0 && to.zero_stage <= 2) return checkpoint::Done{};
-  return Error{ErrorCode::kUnsupported, "ZeRO stage " + std::to_string(to.zero_stage), "stage 0, 1 or 2", "--zero",
+  return Error{ErrorCode::kUnsupported, "ZeRO stage " + std::to_string(to.zero_stage),
+               "stage 0, 1 or 2", "--zero",
                "Choose stage 2, or let the framework convert to stage 3 when it loads."};
 }
 
@@ -62,30 +66,36 @@ Wrapper DefaultWrapper(const Inventory& source, const ResolvedTarget& target) {
   if (target.topology.zero_stage == 1) {
     if (!bf16) return Wrapper::kZero;
     if (IsBf16Optimizer(source)) return Wrapper::kBf16;
-    const bool partitioned = source.wrapper == Wrapper::kZero || source.wrapper == Wrapper::kUniversal;
+    const bool partitioned =
+        source.wrapper == Wrapper::kZero || source.wrapper == Wrapper::kUniversal;
     if (partitioned && source.weight_dtype == DType::kBFloat16) return Wrapper::kZero;
     return WantsFp32Accumulation(source) ? Wrapper::kBf16 : Wrapper::kZero;
   }
   if (target.dtype == DType::kFloat32) return Wrapper::kFp32;
   if (bf16 && target.layout == NameLayout::kPipeline) return Wrapper::kBf16;
-  if (source.wrapper == Wrapper::kFused || source.wrapper == Wrapper::kUnfused) return source.wrapper;
+  if (source.wrapper == Wrapper::kFused || source.wrapper == Wrapper::kUnfused)
+    return source.wrapper;
   return target.fused_base_optimizer ? Wrapper::kFused : Wrapper::kUnfused;
 }
 
 int64_t VocabularyRowsOfSource(const Inventory& source) {
   for (const LogicalTensor& tensor : source.tensors) {
-    if (tensor.parallel == checkpoint::Parallel::kVocabulary && !tensor.shape.empty()) return tensor.shape[0];
+    if (tensor.parallel == checkpoint::Parallel::kVocabulary && !tensor.shape.empty())
+      return tensor.shape[0];
   }
   return 0;
 }
 
-// Padded rows in the target: as the source where TP stays; else the framework's rule, from its args.
+// Padded rows in the target: as the source where TP stays; else the framework's rule, from its
+// args.
 Status ResolveVocabulary(const Inventory& source, ResolvedTarget& target) {
   const int64_t rows = VocabularyRowsOfSource(source);
   const int64_t ranks = target.topology.tensor_parallel_size;
   if (rows == 0) return checkpoint::Done{};
-  const bool cut_off = source.original_vocabulary_rows > 0 && rows == source.original_vocabulary_rows;
-  if (!ChangesTensorParallel(source, target) && !(source.wrapper == Wrapper::kUniversal && cut_off)) {
+  const bool cut_off =
+      source.original_vocabulary_rows > 0 && rows == source.original_vocabulary_rows;
+  if (!ChangesTensorParallel(source, target) &&
+      !(source.wrapper == Wrapper::kUniversal && cut_off)) {
     target.vocabulary_rows = rows;
     return checkpoint::Done{};
   }
@@ -102,7 +112,8 @@ Status ResolveVocabulary(const Inventory& source, ResolvedTarget& target) {
     target.vocabulary_rows = rows;
   } else {
     return Unreachable(fmt::format("{} vocabulary rows and no make_vocab_size_divisible_by", rows),
-                       fmt::format("rows that {} tensor ranks divide", ranks), "Choose another --tp.");
+                       fmt::format("rows that {} tensor ranks divide", ranks),
+                       "Choose another --tp.");
   }
   return checkpoint::Done{};
 }
@@ -119,12 +130,15 @@ Status GivenCuts(const Inventory& source, const TargetSpec& spec, ResolvedTarget
     target.cuts.insert(target.cuts.begin(), 0);
     target.cuts.push_back(end);
   }
-  const bool ascending = std::adjacent_find(target.cuts.begin(), target.cuts.end(), std::greater_equal<>()) == target.cuts.end();
-  if (target.cuts.size() == stages + 1 && ascending && target.cuts.front() == 0 && target.cuts.back() >= end) {
+  const bool ascending = std::adjacent_find(target.cuts.begin(), target.cuts.end(),
+                                            std::greater_equal<>()) == target.cuts.end();
+  if (target.cuts.size() == stages + 1 && ascending && target.cuts.front() == 0 &&
+      target.cuts.back() >= end) {
     return checkpoint::Done{};
   }
   return Error{ErrorCode::kUsage, fmt::format("{} cuts", spec.cuts.size()),
-               fmt::format("{} ascending layer numbers from 0 to {} at least, or the {} inner ones", stages + 1, end, stages - 1),
+               fmt::format("{} ascending layer numbers from 0 to {} at least, or the {} inner ones",
+                           stages + 1, end, stages - 1),
                "--cuts", "Stage s owns the layers from cut s up to, not including, cut s + 1."};
 }
 
@@ -132,7 +146,8 @@ Status ResolveCuts(const Inventory& source, const TargetSpec& spec, ResolvedTarg
   const int32_t stages = target.topology.pipeline_parallel_size;
   if (target.layout != NameLayout::kPipeline) {
     if (spec.cuts.empty()) return checkpoint::Done{};
-    return Error{ErrorCode::kUsage, "--cuts with the plain layout", "a pipeline target", "--cuts", "Leave --cuts out."};
+    return Error{ErrorCode::kUsage, "--cuts with the plain layout", "a pipeline target", "--cuts",
+                 "Leave --cuts out."};
   }
   if (!spec.cuts.empty()) return GivenCuts(source, spec, target);
   const bool was_pipeline = source.layout == NameLayout::kPipeline;
@@ -144,8 +159,10 @@ Status ResolveCuts(const Inventory& source, const TargetSpec& spec, ResolvedTarg
     target.cuts = source.rules.cuts;
     return checkpoint::Done{};
   }
-  const std::string method = checkpoint::AsString(Get(SourceArgs(source), "pp_partition_method")).value_or("type:transformer");
-  if (source.transformer_layers > 0 && source.rules.numbering && method.starts_with("type:transformer")) {
+  const std::string method = checkpoint::AsString(Get(SourceArgs(source), "pp_partition_method"))
+                                 .value_or("type:transformer");
+  if (source.transformer_layers > 0 && source.rules.numbering &&
+      method.starts_with("type:transformer")) {
     TransformerLayers layers{*source.rules.numbering, source.transformer_layers};
     layers.cast_at_end = target.dtype != DType::kFloat32;
     layers.count_embeddings = method.find("embedding") != std::string::npos;
@@ -156,21 +173,26 @@ Status ResolveCuts(const Inventory& source, const TargetSpec& spec, ResolvedTarg
     target.cuts = {0, source.cuts.back()};
     return checkpoint::Done{};
   }
-  return Error{ErrorCode::kUndeclared, fmt::format("{} pipeline stages and no rule that cuts this model", stages),
-               "stage boundaries as layer numbers", "--pp", "Declare them with --cuts, or keep --pp as it is."};
+  return Error{ErrorCode::kUndeclared,
+               fmt::format("{} pipeline stages and no rule that cuts this model", stages),
+               "stage boundaries as layer numbers", "--pp",
+               "Declare them with --cuts, or keep --pp as it is."};
 }
 
 void ResolveFlatOrder(const Inventory& source, ResolvedTarget& target) {
   if (target.wrapper != Wrapper::kZero) return;
   const Value config = GetPath(SourceRoot(source), {"ds_config", "zero_optimization"});
-  target.round_robin = checkpoint::AsBool(Get(config, "round_robin_gradients")).value_or(source.round_robin);
+  target.round_robin =
+      checkpoint::AsBool(Get(config, "round_robin_gradients")).value_or(source.round_robin);
   if (checkpoint::AsBool(Get(config, "parameter_alignment")).value_or(source.parameter_alignment)) {
-    target.parameter_alignment_numel = 16 / checkpoint::ElementBytes(target.dtype);   // starts at multiples of 16 bytes
+    target.parameter_alignment_numel =
+        16 / checkpoint::ElementBytes(target.dtype);  // starts at multiples of 16 bytes
   }
 }
 
 bool IsUnscaled(Wrapper wrapper, DType dtype, const FrameworkVersion& version) {
-  return dtype == DType::kFloat16 && (wrapper == Wrapper::kFused || wrapper == Wrapper::kUnfused) && version >= kUnscaledLossSince;
+  return dtype == DType::kFloat16 && (wrapper == Wrapper::kFused || wrapper == Wrapper::kUnfused) &&
+         version >= kUnscaledLossSince;
 }
 
 void ResolveMoments(const Inventory& source, const TargetSpec& spec, ResolvedTarget& target) {
@@ -188,19 +210,25 @@ void ResolveMoments(const Inventory& source, const TargetSpec& spec, ResolvedTar
   if (rescale) target.moment_factor = static_cast<float>(from ? factor : 1 / factor);
   target.notices.push_back(
       {"unscaled-moments",
-       fmt::format("fp16 without ZeRO does not scale the loss in this version, ZeRO does: exp_avg {} by the loss scale {} (less the clip "
+       fmt::format("fp16 without ZeRO does not scale the loss in this version, ZeRO does: exp_avg "
+                   "{} by the loss scale {} (less the clip "
                    "factor), exp_avg_sq by its square {}. The moments were {}.",
-                   from ? "of the source is smaller than the gradients of the target" : "of the source is larger than the gradients of the target",
+                   from ? "of the source is smaller than the gradients of the target"
+                        : "of the source is larger than the gradients of the target",
                    factor, factor * factor,
-                   rescale ? (from ? "multiplied by both" : "divided by both") : "carried as they are; --moments rescale changes them"),
+                   rescale ? (from ? "multiplied by both" : "divided by both")
+                           : "carried as they are; --moments rescale changes them"),
        {}});
 }
 
 bool IsIdentical(const Inventory& source, const TargetSpec& spec, const ResolvedTarget& target) {
   const bool from_universal = source.wrapper == Wrapper::kUniversal;
-  if (target.universal != from_universal || target.moment_factor != 1 || target.elastic != source.elastic) return false;
+  if (target.universal != from_universal || target.moment_factor != 1 ||
+      target.elastic != source.elastic)
+    return false;
   if (!from_universal && target.wrapper != source.wrapper) return false;
-  return target.topology == source.topology && target.dtype == source.weight_dtype && target.layout == source.layout &&
+  return target.topology == source.topology && target.dtype == source.weight_dtype &&
+         target.layout == source.layout &&
          (target.layout == NameLayout::kPlain || target.cuts == source.cuts) && !spec.wrapper;
 }
 
@@ -219,10 +247,13 @@ Value SourceOptimizerDict(const Inventory& source, size_t model_rank) {
     return found == source.universal_files.end() ? nullptr : found->second.torch.root;
   }
   if (source.wrapper == Wrapper::kZero || source.wrapper == Wrapper::kBf16) {
-    if (model_rank >= source.optim_files.size() || source.optim_files[model_rank].empty()) return nullptr;
+    if (model_rank >= source.optim_files.size() || source.optim_files[model_rank].empty())
+      return nullptr;
     return Get(source.optim_files[model_rank].front().torch.root, "optimizer_state_dict");
   }
-  return model_rank < source.model_files.size() ? Get(source.model_files[model_rank].torch.root, "optimizer") : nullptr;
+  return model_rank < source.model_files.size()
+             ? Get(source.model_files[model_rank].torch.root, "optimizer")
+             : nullptr;
 }
 
 bool HasFusedBaseOptimizer(const Inventory& source) {
@@ -250,14 +281,17 @@ FrameworkVersion SourceVersion(const Inventory& source) {
   return version;
 }
 
-bool CrossesLayouts(const Inventory& source, const ResolvedTarget& target) { return source.layout != target.layout; }
+bool CrossesLayouts(const Inventory& source, const ResolvedTarget& target) {
+  return source.layout != target.layout;
+}
 
 bool ChangesTensorParallel(const Inventory& source, const ResolvedTarget& target) {
   return source.topology.tensor_parallel_size != target.topology.tensor_parallel_size;
 }
 
 Error Unreachable(std::string found, std::string expected, std::string advice) {
-  return {ErrorCode::kUnreachableTarget, std::move(found), std::move(expected), "target topology", std::move(advice)};
+  return {ErrorCode::kUnreachableTarget, std::move(found), std::move(expected), "target topology",
+          std::move(advice)};
 }
 
 Result<ResolvedTarget> Resolve(const Inventory& source, const TargetSpec& spec) {
@@ -265,13 +299,15 @@ Result<ResolvedTarget> Resolve(const Inventory& source, const TargetSpec& spec) 
   CK_DO(ResolveTopology(source, spec, target));
   target.dtype = spec.dtype.value_or(source.weight_dtype);
   if (target.dtype != DType::kFloat32 && !checkpoint::Is16Bit(target.dtype)) {
-    return Error{ErrorCode::kUsage, std::string(checkpoint::DTypeName(target.dtype)), "fp16, bf16 or fp32", "--dtype", "Choose one of them."};
+    return Error{ErrorCode::kUsage, std::string(checkpoint::DTypeName(target.dtype)),
+                 "fp16, bf16 or fp32", "--dtype", "Choose one of them."};
   }
   target.layout = spec.layout.value_or(source.layout);
   target.universal = spec.universal;
   target.fused_base_optimizer = HasFusedBaseOptimizer(source);
   target.wrapper = spec.wrapper.value_or(DefaultWrapper(source, target));
-  target.elastic = target.wrapper == Wrapper::kZero && !target.universal && (spec.elastic || source.elastic);
+  target.elastic =
+      target.wrapper == Wrapper::kZero && !target.universal && (spec.elastic || source.elastic);
   CK_DO(CheckWrapper(source, target));
   CK_DO(CheckPipeline(source, target));
   CK_DO(ResolveCuts(source, spec, target));

@@ -21,16 +21,19 @@ constexpr int64_t kRunFileBytesMax = 1 << 20;
 // "global_step4": a universal folder has the suffix, its native form has not.
 std::string StepFolderName(const Inventory& source, bool universal) {
   std::string tag = source.folder.tag;
-  if (source.folder.universal && tag.ends_with(kUniversalSuffix)) tag.resize(tag.size() - kUniversalSuffix.size());
+  if (source.folder.universal && tag.ends_with(kUniversalSuffix))
+    tag.resize(tag.size() - kUniversalSuffix.size());
   return universal ? tag + std::string(kUniversalSuffix) : tag;
 }
 
 // Names become folders below zero/.
 Status CheckUniversalNames(const TargetBuilder& builder) {
   for (const TargetName& name : builder.names) {
-    if (name.name.find('/') == std::string::npos && name.name != "." && name.name != ".." && !name.name.empty()) continue;
-    return Error{ErrorCode::kUnsupported, "a parameter named \"" + name.name + "\"", "names that can be a folder", name.name,
-                 "Choose a native target."};
+    if (name.name.find('/') == std::string::npos && name.name != "." && name.name != ".." &&
+        !name.name.empty())
+      continue;
+    return Error{ErrorCode::kUnsupported, "a parameter named \"" + name.name + "\"",
+                 "names that can be a folder", name.name, "Choose a native target."};
   }
   return checkpoint::Done{};
 }
@@ -41,8 +44,10 @@ Status CheckMasters(const Inventory& source, const ResolvedTarget& choice) {
   for (const LogicalTensor& tensor : source.tensors) {
     if (tensor.group < 0 || !tensor.alias_of.empty() || tensor.states.contains(kMaster)) continue;
     const auto weight = tensor.states.find(kWeight);
-    if (weight != tensor.states.end() && weight->second.dtype == checkpoint::DType::kFloat32) continue;
-    return Error{ErrorCode::kMissingFile, "no fp32 master of " + tensor.name, "a master for every trained parameter", tensor.name,
+    if (weight != tensor.states.end() && weight->second.dtype == checkpoint::DType::kFloat32)
+      continue;
+    return Error{ErrorCode::kMissingFile, "no fp32 master of " + tensor.name,
+                 "a master for every trained parameter", tensor.name,
                  "The source has no optimizer states; `shardproof refresh` can rebuild masters."};
   }
   return checkpoint::Done{};
@@ -56,15 +61,18 @@ bool HasRunFile(const Inventory& source, const char* name) {
 }  // namespace
 
 size_t TargetBuilder::RankIndex(const RankLayout& rank) const {
-  return static_cast<size_t>(rank.stage) * static_cast<size_t>(choice.topology.tensor_parallel_size) +
+  return static_cast<size_t>(rank.stage) *
+             static_cast<size_t>(choice.topology.tensor_parallel_size) +
          static_cast<size_t>(rank.tensor_rank);
 }
 
 size_t TargetBuilder::SourceRank(const RankLayout& rank) const {
   const Topology& from = source.topology;
   const Topology& to = choice.topology;
-  const int64_t stage = int64_t{static_cast<int32_t>(rank.stage)} * from.pipeline_parallel_size / to.pipeline_parallel_size;
-  const int64_t tensor_rank = int64_t{static_cast<int32_t>(rank.tensor_rank)} * from.tensor_parallel_size / to.tensor_parallel_size;
+  const int64_t stage = int64_t{static_cast<int32_t>(rank.stage)} * from.pipeline_parallel_size /
+                        to.pipeline_parallel_size;
+  const int64_t tensor_rank = int64_t{static_cast<int32_t>(rank.tensor_rank)} *
+                              from.tensor_parallel_size / to.tensor_parallel_size;
   return static_cast<size_t>(stage * from.tensor_parallel_size + tensor_rank);
 }
 
@@ -90,14 +98,17 @@ void AddTextFiles(TargetBuilder& builder) {
   const Inventory& source = builder.source;
   Target& target = builder.target;
   if (HasRunFile(source, "zero_to_fp32.py")) {
-    target.files.push_back({"zero_to_fp32.py", nullptr, source.folder.run_folder / "zero_to_fp32.py"});
+    target.files.push_back(
+        {"zero_to_fp32.py", nullptr, source.folder.run_folder / "zero_to_fp32.py"});
   }
   constexpr const char* kIterationFile = "latest_checkpointed_iteration.txt";
   if (HasRunFile(source, kIterationFile)) {
-    const auto text = checkpoint::ReadSmallFile(source.folder.run_folder / kIterationFile, kRunFileBytesMax);
+    const auto text =
+        checkpoint::ReadSmallFile(source.folder.run_folder / kIterationFile, kRunFileBytesMax);
     if (text.ok()) target.text_files.emplace_back(kIterationFile, text.value());
   }
-  target.text_files.emplace_back(target.universal ? "latest_universal" : "latest", target.step_folder_name);
+  target.text_files.emplace_back(target.universal ? "latest_universal" : "latest",
+                                 target.step_folder_name);
 }
 
 Result<Target> LayOutTarget(const Inventory& source, const TargetSpec& spec) {

@@ -21,7 +21,8 @@ using checkpoint::Value;
 using checkpoint::WithEntry;
 using checkpoint::WithoutEntry;
 
-constexpr int64_t kSamplesMax = int64_t{1} << 40;   // a bound for numbers from the configuration; products stay in range
+constexpr int64_t kSamplesMax =
+    int64_t{1} << 40;  // a bound for numbers from the configuration; products stay in range
 
 int64_t Samples(const Value& config, const char* key) {
   const int64_t count = AsInt(Get(config, key)).value_or(0);
@@ -37,7 +38,9 @@ Value OneEntry(const char* key, Value value) {
 // The section of the weights' type in the place of the one that it replaces, else at the end.
 Value WithTypeSection(const TargetBuilder& builder, const Value& config) {
   if (builder.choice.dtype == builder.source.weight_dtype) return config;
-  const char* wanted = builder.choice.dtype == DType::kFloat16 ? "fp16" : builder.choice.dtype == DType::kBFloat16 ? "bf16" : nullptr;
+  const char* wanted = builder.choice.dtype == DType::kFloat16    ? "fp16"
+                       : builder.choice.dtype == DType::kBFloat16 ? "bf16"
+                                                                  : nullptr;
   Entries entries;
   bool placed = wanted == nullptr;
   for (const auto& [key, value] : *checkpoint::MappingItems(config)) {
@@ -53,20 +56,24 @@ Value WithTypeSection(const TargetBuilder& builder, const Value& config) {
   return MakeDict(std::move(entries));
 }
 
-// BF16_Optimizer at stage 1 is what the framework chooses for fp32 accumulation: the entry comes and goes with it. Other wrappers of bf16
-// at stage 1 need it gone, and stage 0 accepts no type but the model's.
+// BF16_Optimizer at stage 1 is what the framework chooses for fp32 accumulation: the entry comes
+// and goes with it. Other wrappers of bf16 at stage 1 need it gone, and stage 0 accepts no type but
+// the model's.
 Value WithAccumulationType(const TargetBuilder& builder, Value config) {
   const Value types = Get(config, "data_types");
-  const bool wants = builder.choice.wrapper == Wrapper::kBf16 && builder.choice.topology.zero_stage == 1;
+  const bool wants =
+      builder.choice.wrapper == Wrapper::kBf16 && builder.choice.topology.zero_stage == 1;
   if (wants) {
     const Value base = checkpoint::MappingItems(types) != nullptr ? types : MakeDict({});
     return WithEntry(config, "data_types", WithEntry(base, "grad_accum_dtype", MakeString("fp32")));
   }
-  const bool refuses = builder.source.wrapper == Wrapper::kBf16 || builder.choice.topology.zero_stage == 0 ||
-                       (builder.choice.topology.zero_stage == 1 && builder.choice.dtype == DType::kBFloat16);
+  const bool refuses =
+      builder.source.wrapper == Wrapper::kBf16 || builder.choice.topology.zero_stage == 0 ||
+      (builder.choice.topology.zero_stage == 1 && builder.choice.dtype == DType::kBFloat16);
   if (!refuses || !Has(types, "grad_accum_dtype")) return config;
   const Value rest = WithoutEntry(types, "grad_accum_dtype");
-  return checkpoint::MappingItems(rest)->empty() ? WithoutEntry(config, "data_types") : WithEntry(config, "data_types", rest);
+  return checkpoint::MappingItems(rest)->empty() ? WithoutEntry(config, "data_types")
+                                                 : WithEntry(config, "data_types", rest);
 }
 
 Value WithZeroSection(const TargetBuilder& builder, const Value& config) {
@@ -84,7 +91,8 @@ Value WithZeroSection(const TargetBuilder& builder, const Value& config) {
 Value WithBatchSizes(const TargetBuilder& builder, Value config) {
   const BatchChange change = ChangeOfBatch(builder);
   if (change.to.global == 0) return config;
-  if (Has(config, "train_batch_size")) config = WithEntry(config, "train_batch_size", MakeInt(change.to.global));
+  if (Has(config, "train_batch_size"))
+    config = WithEntry(config, "train_batch_size", MakeInt(change.to.global));
   if (Has(config, "gradient_accumulation_steps")) {
     config = WithEntry(config, "gradient_accumulation_steps", MakeInt(change.to.accumulation));
   }
@@ -99,7 +107,8 @@ void SetWherePresent(Value& mapping, const char* key, Value value) {
   if (Has(mapping, key)) mapping = WithEntry(mapping, key, std::move(value));
 }
 
-// Ranks of one machine as far as the source shows: equal to the world's where all local ranks are global ones.
+// Ranks of one machine as far as the source shows: equal to the world's where all local ranks are
+// global ones.
 int64_t LocalRank(const TargetBuilder& builder, int64_t rank) {
   int64_t largest = 0;
   bool one_machine = true;
@@ -116,13 +125,15 @@ int64_t LocalRank(const TargetBuilder& builder, int64_t rank) {
 
 BatchChange ChangeOfBatch(const TargetBuilder& builder) {
   const Value config = Get(SourceRoot(builder.source), "ds_config");
-  const int64_t from_ranks = builder.source.topology.data_parallel_size, to_ranks = builder.data_ranks();
+  const int64_t from_ranks = builder.source.topology.data_parallel_size,
+                to_ranks = builder.data_ranks();
   const int64_t micro = Samples(config, "train_micro_batch_size_per_gpu");
   BatchChange change;
   if (from_ranks == to_ranks || micro == 0) return change;
   const int64_t global = Samples(config, "train_batch_size");
   const int64_t accumulation = Samples(config, "gradient_accumulation_steps");
-  if (global == 0) {   // the configuration fixes what one rank does: the global batch follows the data ranks
+  if (global ==
+      0) {  // the configuration fixes what one rank does: the global batch follows the data ranks
     if (accumulation == 0) return change;
     change.from = {micro * accumulation * from_ranks, micro, accumulation};
     change.to = {micro * accumulation * to_ranks, micro, accumulation};
@@ -136,7 +147,8 @@ BatchChange ChangeOfBatch(const TargetBuilder& builder) {
 }
 
 Value RewriteConfig(TargetBuilder& builder, const Value& config) {
-  if (checkpoint::MappingItems(config) == nullptr) return config == nullptr ? checkpoint::MakeNone() : config;
+  if (checkpoint::MappingItems(config) == nullptr)
+    return config == nullptr ? checkpoint::MakeNone() : config;
   const auto known = builder.rewritten_configs.find(config.get());
   if (known != builder.rewritten_configs.end()) return known->second;
   Value rewritten = WithZeroSection(builder, config);
@@ -150,19 +162,24 @@ Value RewriteArgs(TargetBuilder& builder, const RankLayout& rank, const Value& a
   if (checkpoint::MappingItems(args) == nullptr) return args;
   const Topology& topology = builder.choice.topology;
   const DType dtype = builder.choice.dtype;
-  const int64_t tensor_ranks = topology.tensor_parallel_size, data_ranks = topology.data_parallel_size;
+  const int64_t tensor_ranks = topology.tensor_parallel_size,
+                data_ranks = topology.data_parallel_size;
   // Axes are pipe, data, model: the file is written by data rank 0.
-  const int64_t global_rank = static_cast<int64_t>(rank.stage) * data_ranks * tensor_ranks + static_cast<int64_t>(rank.tensor_rank);
+  const int64_t global_rank = static_cast<int64_t>(rank.stage) * data_ranks * tensor_ranks +
+                              static_cast<int64_t>(rank.tensor_rank);
   Value out = args;
   SetWherePresent(out, "tensor_model_parallel_size", MakeInt(tensor_ranks));
   SetWherePresent(out, "pipeline_model_parallel_size", MakeInt(topology.pipeline_parallel_size));
-  SetWherePresent(out, "transformer_pipeline_model_parallel_size", MakeInt(topology.pipeline_parallel_size));
+  SetWherePresent(out, "transformer_pipeline_model_parallel_size",
+                  MakeInt(topology.pipeline_parallel_size));
   SetWherePresent(out, "data_parallel_size", MakeInt(data_ranks));
-  SetWherePresent(out, "world_size", MakeInt(tensor_ranks * topology.pipeline_parallel_size * data_ranks));
+  SetWherePresent(out, "world_size",
+                  MakeInt(tensor_ranks * topology.pipeline_parallel_size * data_ranks));
   SetWherePresent(out, "rank", MakeInt(global_rank));
   SetWherePresent(out, "local_rank", MakeInt(LocalRank(builder, global_rank)));
   SetWherePresent(out, "zero_stage", MakeInt(topology.zero_stage));
-  if (builder.choice.vocabulary_rows > 0) SetWherePresent(out, "padded_vocab_size", MakeInt(builder.choice.vocabulary_rows));
+  if (builder.choice.vocabulary_rows > 0)
+    SetWherePresent(out, "padded_vocab_size", MakeInt(builder.choice.vocabulary_rows));
   if (const BatchChange change = ChangeOfBatch(builder); change.to.global > 0) {
     SetWherePresent(out, "global_batch_size", MakeInt(change.to.global));
   }
@@ -177,7 +194,8 @@ Value RewriteArgs(TargetBuilder& builder, const RankLayout& rank, const Value& a
     SetWherePresent(out, "ds_pipeline_enabled", MakeBool(builder.pipeline()));
   }
   if (Has(out, "deepspeed_config_dict")) {
-    out = WithEntry(out, "deepspeed_config_dict", RewriteConfig(builder, Get(out, "deepspeed_config_dict")));
+    out = WithEntry(out, "deepspeed_config_dict",
+                    RewriteConfig(builder, Get(out, "deepspeed_config_dict")));
   }
   return out;
 }

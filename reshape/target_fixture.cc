@@ -26,7 +26,9 @@ using checkpoint::Value;
 using Shape = std::vector<int64_t>;
 
 using Entries = std::vector<std::pair<Value, Value>>;
-void Put(Entries& entries, const char* key, Value value) { entries.emplace_back(MakeString(key), std::move(value)); }
+void Put(Entries& entries, const char* key, Value value) {
+  entries.emplace_back(MakeString(key), std::move(value));
+}
 
 StatePieces Pieces(DType dtype, const Shape& shape) {
   Piece piece;
@@ -42,10 +44,13 @@ void AddTensor(Inventory& source, const std::string& canonical, const Shape& sha
   tensor.shape = shape;
   tensor.group = group;
   tensor.states["weight"] = Pieces(source.weight_dtype, shape);
-  if (source.weight_dtype != DType::kFloat32) tensor.states["fp32_master"] = Pieces(DType::kFloat32, shape);
-  for (const char* moment : {"exp_avg", "exp_avg_sq"}) tensor.states[moment] = Pieces(DType::kFloat32, shape);
+  if (source.weight_dtype != DType::kFloat32)
+    tensor.states["fp32_master"] = Pieces(DType::kFloat32, shape);
+  for (const char* moment : {"exp_avg", "exp_avg_sq"})
+    tensor.states[moment] = Pieces(DType::kFloat32, shape);
   tensor.step = StepValue{5, false};
-  source.groups[static_cast<size_t>(group)].tensors.push_back(static_cast<int32_t>(source.tensors.size()));
+  source.groups[static_cast<size_t>(group)].tensors.push_back(
+      static_cast<int32_t>(source.tensors.size()));
   source.tensors.push_back(std::move(tensor));
 }
 
@@ -68,7 +73,8 @@ Value Config(DType dtype, int64_t stage) {
   Put(config, "train_micro_batch_size_per_gpu", MakeInt(1));
   Put(config, "gradient_clipping", MakeFloat(1.0));
   Put(config, "zero_optimization", MakeDict(std::move(zero)));
-  if (dtype != DType::kFloat32) Put(config, dtype == DType::kFloat16 ? "fp16" : "bf16", MakeDict(std::move(type)));
+  if (dtype != DType::kFloat32)
+    Put(config, dtype == DType::kFloat16 ? "fp16" : "bf16", MakeDict(std::move(type)));
   return MakeDict(std::move(config));
 }
 
@@ -92,7 +98,8 @@ Value Args(const GptOptions& options, int64_t rank) {
   Put(entries, "make_vocab_size_divisible_by", MakeInt(2));
   Put(entries, "tensor_model_parallel_size", MakeInt(options.tensor_ranks));
   Put(entries, "pipeline_model_parallel_size", MakeInt(options.stages));
-  Put(entries, "world_size", MakeInt(int64_t{options.tensor_ranks} * options.stages * options.data_ranks));
+  Put(entries, "world_size",
+      MakeInt(int64_t{options.tensor_ranks} * options.stages * options.data_ranks));
   Put(entries, "rank", MakeInt(rank));
   Put(entries, "local_rank", MakeInt(rank));
   Put(entries, "zero_stage", MakeInt(0));
@@ -108,7 +115,9 @@ Value Root(const Value& optimizer, const Value& config, const Value& args) {
   Put(degrees, "tp_degree", MakeInt(1));
   for (const char* key : {"module", "buffer_names"}) Put(root, key, MakeNone());
   Put(root, "optimizer", optimizer);
-  for (const char* key : {"param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments"}) Put(root, key, MakeNone());
+  for (const char* key :
+       {"param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments"})
+    Put(root, key, MakeNone());
   Put(root, "global_steps", MakeInt(4));
   Put(root, "dp_world_size", MakeInt(1));
   Put(root, "mp_world_size", MakeInt(1));
@@ -129,7 +138,8 @@ SourceFile File(const std::string& name, Value root) {
 }
 
 void AddGptTensors(Inventory& source, const GptOptions& options) {
-  const int64_t rows = (5 + 2 * options.tensor_ranks - 1) / (2 * options.tensor_ranks) * 2 * options.tensor_ranks;
+  const int64_t rows =
+      (5 + 2 * options.tensor_ranks - 1) / (2 * options.tensor_ranks) * 2 * options.tensor_ranks;
   AddTensor(source, "embedding.word_embeddings.weight", {rows, 4}, 0);
   source.tensors.back().parallel = Parallel::kVocabulary;
   AddTensor(source, "embedding.position_embeddings.weight", {3, 4}, 0);
@@ -167,12 +177,15 @@ void NameGptTensors(Inventory& source) {
 Inventory MakeGpt(const GptOptions& options) {
   Inventory source;
   source.folder.tag = "global_step4";
-  source.topology = {options.tensor_ranks, options.stages, options.data_ranks,
-                     options.wrapper == Wrapper::kZero || options.wrapper == Wrapper::kBf16 ? 1 : 0};
+  source.topology = {
+      options.tensor_ranks, options.stages, options.data_ranks,
+      options.wrapper == Wrapper::kZero || options.wrapper == Wrapper::kBf16 ? 1 : 0};
   source.wrapper = options.wrapper;
   source.layout = options.layout;
   source.weight_dtype = options.dtype;
-  source.rules = checkpoint::ParseRules(checkpoint::BuiltinRulesJson("megatron-deepspeed"), "built-in").value();
+  source.rules =
+      checkpoint::ParseRules(checkpoint::BuiltinRulesJson("megatron-deepspeed"), "built-in")
+          .value();
   source.megatron = source.has_fused_qkv = true;
   source.original_vocabulary_rows = 5;
   source.transformer_layers = options.layers;
@@ -181,7 +194,8 @@ Inventory MakeGpt(const GptOptions& options) {
   source.groups[1].hyper_parameters = HyperParameters("no_wd_no_scale_lr", 0.0);
   AddGptTensors(source, options);
   NameGptTensors(source);
-  if (options.layout == NameLayout::kPipeline) source.cuts = TransformerCuts({{}, options.layers}, options.stages);
+  if (options.layout == NameLayout::kPipeline)
+    source.cuts = TransformerCuts({{}, options.layers}, options.stages);
   for (int64_t i = 0; i < int64_t{options.tensor_ranks} * options.stages; ++i) {
     source.model_files.push_back(File(fmt::format("mp_rank_{:02d}_model_states.pt", i),
                                       Root(Scaler(), Config(options.dtype, 0), Args(options, i))));
@@ -197,8 +211,10 @@ Inventory MakePlain(const std::vector<int64_t>& numels, Wrapper wrapper, DType d
   source.weight_dtype = dtype;
   source.groups.resize(1);
   source.groups[0].hyper_parameters = HyperParameters("all", 0.1);
-  for (size_t i = 0; i < numels.size(); ++i) AddTensor(source, fmt::format("p{}", i), {numels[i]}, 0);
-  source.model_files.push_back(File("mp_rank_00_model_states.pt", Root(MakeNone(), Config(dtype, 1), nullptr)));
+  for (size_t i = 0; i < numels.size(); ++i)
+    AddTensor(source, fmt::format("p{}", i), {numels[i]}, 0);
+  source.model_files.push_back(
+      File("mp_rank_00_model_states.pt", Root(MakeNone(), Config(dtype, 1), nullptr)));
   return source;
 }
 
@@ -211,7 +227,8 @@ Value TreeOf(const Target& target, const std::string& name) {
 }
 
 bool HasNotice(const Target& target, const std::string& kind) {
-  return std::any_of(target.notices.begin(), target.notices.end(), [&](const Notice& notice) { return notice.kind == kind; });
+  return std::any_of(target.notices.begin(), target.notices.end(),
+                     [&](const Notice& notice) { return notice.kind == kind; });
 }
 
 }  // namespace reshape

@@ -25,7 +25,8 @@ Value ParamShapes(const TargetBuilder& builder, const RankLayout& rank) {
   return checkpoint::MakeList(std::move(groups));
 }
 
-// DeepSpeedZeroOptimizer records what each rank has of it; BF16_Optimizer records all of it on the last rank.
+// DeepSpeedZeroOptimizer records what each rank has of it; BF16_Optimizer records all of it on the
+// last rank.
 Value GroupPaddings(const TargetBuilder& builder, const RankLayout& rank, int32_t data_rank) {
   std::vector<Value> paddings;
   for (const FlatGroup& group : rank.groups) {
@@ -44,7 +45,8 @@ Value AlignmentPaddings(const RankLayout& rank) {
   std::vector<Value> groups;
   for (const FlatGroup& group : rank.groups) {
     std::vector<Value> paddings;
-    for (const FlatMember& member : group.members) paddings.push_back(MakeInt(member.padding_after));
+    for (const FlatMember& member : group.members)
+      paddings.push_back(MakeInt(member.padding_after));
     groups.push_back(checkpoint::MakeList(std::move(paddings)));
   }
   return checkpoint::MakeList(std::move(groups));
@@ -65,7 +67,8 @@ Value SliceMappings(const TargetBuilder& builder, const RankLayout& rank, int32_
       Append(address, "numel", MakeInt(end - begin));
       Append(address, "start", MakeInt(begin - partition_begin));
       Append(entries, builder.NameOf(local),
-             checkpoint::MakeInstance(kFragmentModule, "fragment_address", checkpoint::MakeDict(std::move(address))));
+             checkpoint::MakeInstance(kFragmentModule, "fragment_address",
+                                      checkpoint::MakeDict(std::move(address))));
     }
     groups.push_back(checkpoint::MakeOrderedDict(std::move(entries)));
   }

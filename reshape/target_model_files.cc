@@ -1,4 +1,5 @@
-// mp_rank_*_model_states.pt: the source's tree of the rank that maps, with what the target decides set in place.
+// mp_rank_*_model_states.pt: the source's tree of the rank that maps, with what the target decides
+// set in place.
 #include <fmt/format.h>
 
 #include "reshape/target_builder.h"
@@ -21,7 +22,8 @@ bool SavesZeroMetadata(const TargetBuilder& builder) {
 Value BufferNames(const TargetBuilder& builder, const RankLayout& rank) {
   std::vector<Value> buffers;
   for (const RankTensor& local : rank.tensors) {
-    if (builder.Tensor(local).role == Role::kBuffer) buffers.push_back(checkpoint::MakeString(builder.NameOf(local)));
+    if (builder.Tensor(local).role == Role::kBuffer)
+      buffers.push_back(checkpoint::MakeString(builder.NameOf(local)));
   }
   return checkpoint::MakeList(std::move(buffers));
 }
@@ -38,7 +40,8 @@ std::vector<size_t> FrozenTensors(const TargetBuilder& builder, const RankLayout
 
 Value SharedParameters(const TargetBuilder& builder, const RankLayout& rank) {
   Entries entries;
-  if (builder.RankIndex(rank) == 0 && !builder.pipeline()) {   // the framework fills it on global rank 0 alone
+  if (builder.RankIndex(rank) == 0 &&
+      !builder.pipeline()) {  // the framework fills it on global rank 0 alone
     for (size_t i = 0; i < builder.source.tensors.size(); ++i) {
       const LogicalTensor& alias = builder.source.tensors[i];
       if (alias.alias_of.empty()) continue;
@@ -60,7 +63,8 @@ struct Root {
   }
 };
 
-void SetFrozen(const TargetBuilder& builder, const RankLayout& rank, const RankWeights& weights, Root& root) {
+void SetFrozen(const TargetBuilder& builder, const RankLayout& rank, const RankWeights& weights,
+               Root& root) {
   if (builder.choice.topology.zero_stage < 2) {
     root.Set("frozen_param_shapes", MakeNone());
     root.Set("frozen_param_fragments", MakeNone());
@@ -79,7 +83,8 @@ void SetFrozen(const TargetBuilder& builder, const RankLayout& rank, const RankW
 void SetTopology(TargetBuilder& builder, const RankLayout& rank, Root& root) {
   const Topology& topology = builder.choice.topology;
   root.Set("dp_world_size", MakeInt(topology.data_parallel_size));
-  root.Set("mp_world_size", MakeInt(int64_t{topology.tensor_parallel_size} * topology.pipeline_parallel_size));
+  root.Set("mp_world_size",
+           MakeInt(int64_t{topology.tensor_parallel_size} * topology.pipeline_parallel_size));
   if (Has(root.tree, "checkpoint_parallel_dimensions")) {
     Root degrees{Get(root.tree, "checkpoint_parallel_dimensions")};
     degrees.Set("pp_degree", MakeInt(topology.pipeline_parallel_size));
@@ -87,7 +92,8 @@ void SetTopology(TargetBuilder& builder, const RankLayout& rank, Root& root) {
     root.Set("checkpoint_parallel_dimensions", degrees.tree);
   }
   root.Set("ds_config", RewriteConfig(builder, Get(root.tree, "ds_config")));
-  root.Set("universal_checkpoint_info", RewriteUniversalInfo(builder, Get(root.tree, "universal_checkpoint_info")));
+  root.Set("universal_checkpoint_info",
+           RewriteUniversalInfo(builder, Get(root.tree, "universal_checkpoint_info")));
   root.Set("args", RewriteArgs(builder, rank, Get(root.tree, "args")));
   if (Has(root.tree, "checkpoint_info") && builder.choice.vocabulary_rows > 0) {
     Root info{Get(root.tree, "checkpoint_info")};
@@ -96,18 +102,26 @@ void SetTopology(TargetBuilder& builder, const RankLayout& rank, Root& root) {
   }
 }
 
-// Stage 0 keeps the optimizer here; BF16_Optimizer at stage 0 keeps a second copy of data rank 0's dictionary.
-Result<Value> OptimizerEntry(TargetBuilder& builder, const RankLayout& rank, const Value& partition_of_rank_0) {
+// Stage 0 keeps the optimizer here; BF16_Optimizer at stage 0 keeps a second copy of data rank 0's
+// dictionary.
+Result<Value> OptimizerEntry(TargetBuilder& builder, const RankLayout& rank,
+                             const Value& partition_of_rank_0) {
   switch (builder.choice.wrapper) {
-    case Wrapper::kFused: return FusedOptimizer(builder, rank);
-    case Wrapper::kUnfused: return UnfusedOptimizer(builder, rank);
-    case Wrapper::kFp32: return BareOptimizer(builder, rank);
-    case Wrapper::kBf16: return builder.choice.topology.zero_stage == 0 ? partition_of_rank_0 : MakeNone();
-    default: return MakeNone();
+    case Wrapper::kFused:
+      return FusedOptimizer(builder, rank);
+    case Wrapper::kUnfused:
+      return UnfusedOptimizer(builder, rank);
+    case Wrapper::kFp32:
+      return BareOptimizer(builder, rank);
+    case Wrapper::kBf16:
+      return builder.choice.topology.zero_stage == 0 ? partition_of_rank_0 : MakeNone();
+    default:
+      return MakeNone();
   }
 }
 
-Status AddModelFile(TargetBuilder& builder, const RankLayout& rank, const Value& partition_of_rank_0) {
+Status AddModelFile(TargetBuilder& builder, const RankLayout& rank,
+                    const Value& partition_of_rank_0) {
   Root root{builder.source.model_files[builder.SourceRank(rank)].torch.root};
   RankWeights weights;
   if (builder.pipeline()) {
@@ -121,10 +135,12 @@ Status AddModelFile(TargetBuilder& builder, const RankLayout& rank, const Value&
   root.Set("optimizer", optimizer);
   root.Set("param_shapes", SavesZeroMetadata(builder) ? ParamShapes(builder, rank) : MakeNone());
   SetFrozen(builder, rank, weights, root);
-  root.Set("shared_params", SavesZeroMetadata(builder) ? SharedParameters(builder, rank) : MakeNone());
+  root.Set("shared_params",
+           SavesZeroMetadata(builder) ? SharedParameters(builder, rank) : MakeNone());
   SetTopology(builder, rank, root);
   TargetFile file;
-  file.path = builder.PathOf(fmt::format("mp_rank_{:02d}_model_states.pt", builder.RankIndex(rank)));
+  file.path =
+      builder.PathOf(fmt::format("mp_rank_{:02d}_model_states.pt", builder.RankIndex(rank)));
   file.root = root.tree;
   builder.target.files.push_back(std::move(file));
   return checkpoint::Done{};

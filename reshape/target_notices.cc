@@ -1,4 +1,5 @@
-// What a target makes up, drops, or carries to another place, said in full. Law R7 compares with this list.
+// What a target makes up, drops, or carries to another place, said in full. Law R7 compares with
+// this list.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,12 +15,14 @@ using checkpoint::Parallel;
 
 std::vector<std::string> NamesOf(const Inventory& source, const std::set<int32_t>& tensors) {
   std::vector<std::string> names;
-  for (const int32_t tensor : tensors) names.push_back(source.tensors[static_cast<size_t>(tensor)].name);
+  for (const int32_t tensor : tensors)
+    names.push_back(source.tensors[static_cast<size_t>(tensor)].name);
   return names;
 }
 
 std::string RowRange(int64_t begin, int64_t end) {
-  return end - begin == 1 ? fmt::format("row {}", begin) : fmt::format("rows {} to {}", begin, end - 1);
+  return end - begin == 1 ? fmt::format("row {}", begin)
+                          : fmt::format("rows {} to {}", begin, end - 1);
 }
 
 void AddVocabularyNotice(TargetBuilder& builder) {
@@ -27,18 +30,24 @@ void AddVocabularyNotice(TargetBuilder& builder) {
   std::vector<std::string> names;
   int64_t from = to;
   for (const LogicalTensor& tensor : builder.source.tensors) {
-    if (tensor.parallel != Parallel::kVocabulary || !tensor.alias_of.empty() || tensor.shape[0] == to) continue;
+    if (tensor.parallel != Parallel::kVocabulary || !tensor.alias_of.empty() ||
+        tensor.shape[0] == to)
+      continue;
     from = tensor.shape[0];
     names.push_back(tensor.name);
   }
   if (from < to) {
-    builder.Notify("vocabulary-rows-made-up",
-                   fmt::format("Vocabulary padding grows from {} to {} rows: {} are new and zero in all states.", from, to, RowRange(from, to)),
-                   names);
+    builder.Notify(
+        "vocabulary-rows-made-up",
+        fmt::format(
+            "Vocabulary padding grows from {} to {} rows: {} are new and zero in all states.", from,
+            to, RowRange(from, to)),
+        names);
   } else if (from > to) {
     builder.Notify("vocabulary-rows-dropped",
-                   fmt::format("Vocabulary padding shrinks from {} to {} rows: {} are dropped. They are trained state.", from, to,
-                               RowRange(to, from)),
+                   fmt::format("Vocabulary padding shrinks from {} to {} rows: {} are dropped. "
+                               "They are trained state.",
+                               from, to, RowRange(to, from)),
                    names);
   }
 }
@@ -55,13 +64,18 @@ void AddStaleCopyNotices(TargetBuilder& builder) {
   }
   if (builder.choice.universal) needed.clear();
   std::set<int32_t> dropped;
-  std::set_difference(stored.begin(), stored.end(), needed.begin(), needed.end(), std::inserter(dropped, dropped.end()));
+  std::set_difference(stored.begin(), stored.end(), needed.begin(), needed.end(),
+                      std::inserter(dropped, dropped.end()));
   if (!dropped.empty()) {
-    builder.Notify("stale-copy-dropped", "The target has no place for the stale copy on the last stage, which is never trained or used.",
+    builder.Notify("stale-copy-dropped",
+                   "The target has no place for the stale copy on the last stage, which is never "
+                   "trained or used.",
                    NamesOf(builder.source, dropped));
   }
   if (!builder.made_up_copies.empty() && !needed.empty()) {
-    builder.Notify("stale-copy-made-up", "The source has no copy of its own on the last stage; there the target holds the real one's states.",
+    builder.Notify("stale-copy-made-up",
+                   "The source has no copy of its own on the last stage; there the target holds "
+                   "the real one's states.",
                    NamesOf(builder.source, builder.made_up_copies));
   }
 }
@@ -69,50 +83,68 @@ void AddStaleCopyNotices(TargetBuilder& builder) {
 void AddRankNotices(TargetBuilder& builder) {
   const Topology& from = builder.source.topology;
   const Topology& to = builder.choice.topology;
-  if (from.tensor_parallel_size == to.tensor_parallel_size && from.pipeline_parallel_size == to.pipeline_parallel_size) return;
-  const bool random = checkpoint::Has(SourceRoot(builder.source), "rng_state") || checkpoint::Has(SourceRoot(builder.source), "random_rng_state");
+  if (from.tensor_parallel_size == to.tensor_parallel_size &&
+      from.pipeline_parallel_size == to.pipeline_parallel_size)
+    return;
+  const bool random = checkpoint::Has(SourceRoot(builder.source), "rng_state") ||
+                      checkpoint::Has(SourceRoot(builder.source), "random_rng_state");
   std::vector<std::string> mapping;
   std::set<size_t> used;
   for (const RankLayout& rank : builder.ranks) {
     used.insert(builder.SourceRank(rank));
-    mapping.push_back(fmt::format("mp_rank_{:02d} <- mp_rank_{:02d}", builder.RankIndex(rank), builder.SourceRank(rank)));
+    mapping.push_back(fmt::format("mp_rank_{:02d} <- mp_rank_{:02d}", builder.RankIndex(rank),
+                                  builder.SourceRank(rank)));
   }
   const bool repeats = used.size() < builder.ranks.size();
-  builder.Notify("rank-mapping",
-                 std::string("What is not derived (client state") + (random ? ", random number streams" : "") +
-                     ") is taken over from the source rank that maps by stage and tensor rank." +
-                     (random && repeats ? " Several ranks begin with the same random number stream." : "") +
-                     (used.size() < builder.source.model_files.size() ? " That of the other source ranks is dropped." : ""),
-                 mapping);
+  builder.Notify(
+      "rank-mapping",
+      std::string("What is not derived (client state") + (random ? ", random number streams" : "") +
+          ") is taken over from the source rank that maps by stage and tensor rank." +
+          (random && repeats ? " Several ranks begin with the same random number stream." : "") +
+          (used.size() < builder.source.model_files.size()
+               ? " That of the other source ranks is dropped."
+               : ""),
+      mapping);
 }
 
 void AddBatchNotice(TargetBuilder& builder) {
   const BatchChange change = ChangeOfBatch(builder);
   if (change.to.global == 0) return;
   builder.Notify("batch-size",
-                 fmt::format("Global batch = micro x accumulation x data ranks: {} = {} x {} x {} becomes {} = {} x {} x {}.",
+                 fmt::format("Global batch = micro x accumulation x data ranks: {} = {} x {} x {} "
+                             "becomes {} = {} x {} x {}.",
                              change.from.global, change.from.micro, change.from.accumulation,
-                             builder.source.topology.data_parallel_size, change.to.global, change.to.micro, change.to.accumulation,
-                             builder.data_ranks()));
+                             builder.source.topology.data_parallel_size, change.to.global,
+                             change.to.micro, change.to.accumulation, builder.data_ranks()));
 }
 
-bool IsStage0Half(Wrapper wrapper) { return wrapper == Wrapper::kFused || wrapper == Wrapper::kUnfused; }
+bool IsStage0Half(Wrapper wrapper) {
+  return wrapper == Wrapper::kFused || wrapper == Wrapper::kUnfused;
+}
 
 void AddOptimizerNotices(TargetBuilder& builder) {
   const Inventory& source = builder.source;
   if (!builder.made_up_states.empty()) {
     builder.Notify("states-made-up",
-                   "Parameters without optimizer state share a flat group with others that have it: theirs is zero in the target.",
+                   "Parameters without optimizer state share a flat group with others that have "
+                   "it: theirs is zero in the target.",
                    NamesOf(source, builder.made_up_states));
   }
-  if (source.wrapper != builder.choice.wrapper && IsStage0Half(source.wrapper) && !IsStage0Half(builder.choice.wrapper)) {
-    builder.Notify("dummy-step", "The source's wrapper counts one Adam step taken at construction; the count is carried as it is.");
+  if (source.wrapper != builder.choice.wrapper && IsStage0Half(source.wrapper) &&
+      !IsStage0Half(builder.choice.wrapper)) {
+    builder.Notify("dummy-step",
+                   "The source's wrapper counts one Adam step taken at construction; the count is "
+                   "carried as it is.");
   }
   if (source.weight_dtype == DType::kFloat16 && builder.choice.dtype != DType::kFloat16) {
-    builder.Notify("loss-scaler-dropped", "The target's type needs no loss scaling; the state of the loss scaler is dropped.");
+    builder.Notify(
+        "loss-scaler-dropped",
+        "The target's type needs no loss scaling; the state of the loss scaler is dropped.");
   }
   if (source.elastic && !builder.choice.elastic) {
-    builder.Notify("hyper-parameters-declared", "Elastic files hold no hyper-parameters; those of the target are the declared ones.");
+    builder.Notify(
+        "hyper-parameters-declared",
+        "Elastic files hold no hyper-parameters; those of the target are the declared ones.");
   }
 }
 
@@ -120,36 +152,52 @@ void AddFormNotices(TargetBuilder& builder) {
   const Inventory& source = builder.source;
   if (source.weight_dtype != builder.choice.dtype) {
     builder.Notify("weights-converted",
-                   fmt::format("Weights change from {} to {}: the fp32 masters rounded to nearest even (frozen parameters: the weights).",
-                               checkpoint::DTypeName(source.weight_dtype), checkpoint::DTypeName(builder.choice.dtype)));
+                   fmt::format("Weights change from {} to {}: the fp32 masters rounded to nearest "
+                               "even (frozen parameters: the weights).",
+                               checkpoint::DTypeName(source.weight_dtype),
+                               checkpoint::DTypeName(builder.choice.dtype)));
   }
   std::vector<std::string> transposed, left_out;
-  const bool shaped = builder.choice.wrapper == Wrapper::kUnfused || builder.choice.wrapper == Wrapper::kFp32 ||
+  const bool shaped = builder.choice.wrapper == Wrapper::kUnfused ||
+                      builder.choice.wrapper == Wrapper::kFp32 ||
                       builder.choice.wrapper == Wrapper::kNone;
   for (const LogicalTensor& tensor : source.tensors) {
-    if (!tensor.weight_strides.empty() && tensor.group >= 0 && !shaped) transposed.push_back(tensor.name);
-    if (builder.choice.universal && builder.pipeline() && tensor.group < 0 && tensor.alias_of.empty()) left_out.push_back(tensor.name);
+    if (!tensor.weight_strides.empty() && tensor.group >= 0 && !shaped)
+      transposed.push_back(tensor.name);
+    if (builder.choice.universal && builder.pipeline() && tensor.group < 0 &&
+        tensor.alias_of.empty())
+      left_out.push_back(tensor.name);
   }
   if (!transposed.empty()) {
-    builder.Notify("transposed-straightened", "Stored transposed in the source; flat groups hold row-major copies.", transposed);
+    builder.Notify("transposed-straightened",
+                   "Stored transposed in the source; flat groups hold row-major copies.",
+                   transposed);
   }
   if (!left_out.empty()) {
-    builder.Notify("left-out-of-universal", "A universal folder of a pipeline has no place for frozen parameters and buffers.", left_out);
+    builder.Notify(
+        "left-out-of-universal",
+        "A universal folder of a pipeline has no place for frozen parameters and buffers.",
+        left_out);
   }
   if (source.has_fused_qkv && source.qkv_layout && ChangesTensorParallel(source, builder.choice)) {
     builder.Notify("qkv-layout", "Fused query-key-value rows are taken as declared: " +
-                                     std::string(checkpoint::QkvLayoutName(*source.qkv_layout)) + ".");
+                                     std::string(checkpoint::QkvLayoutName(*source.qkv_layout)) +
+                                     ".");
   }
-  if (source.has_fused_qkv && !source.qkv_layout && builder.choice.universal && source.topology.tensor_parallel_size > 1) {
-    builder.Notify("qkv-undeclared",
-                   fmt::format("Fused query-key-value rows are the plain concatenation over {} tensor ranks, as the framework's converter "
-                               "writes it; loading at another TP is right only for rows per head group.",
-                               source.topology.tensor_parallel_size));
+  if (source.has_fused_qkv && !source.qkv_layout && builder.choice.universal &&
+      source.topology.tensor_parallel_size > 1) {
+    builder.Notify(
+        "qkv-undeclared",
+        fmt::format("Fused query-key-value rows are the plain concatenation over {} tensor ranks, "
+                    "as the framework's converter "
+                    "writes it; loading at another TP is right only for rows per head group.",
+                    source.topology.tensor_parallel_size));
   }
   const bool recut = builder.pipeline() && builder.choice.cuts != source.cuts;
   if (recut) {
     std::string cuts;
-    for (const int64_t cut : builder.choice.cuts) cuts += (cuts.empty() ? "" : ", ") + std::to_string(cut);
+    for (const int64_t cut : builder.choice.cuts)
+      cuts += (cuts.empty() ? "" : ", ") + std::to_string(cut);
     builder.Notify("stage-cuts", "Pipeline stages begin at layers " + cuts + ".");
   }
 }

@@ -1,5 +1,5 @@
-// Stage-0 optimizer dictionaries, inside the model files: FP16_Optimizer (flat groups), FP16_UnfusedOptimizer and the bare optimizer
-// (one entry a parameter).
+// Stage-0 optimizer dictionaries, inside the model files: FP16_Optimizer (flat groups),
+// FP16_UnfusedOptimizer and the bare optimizer (one entry a parameter).
 #include "reshape/target_builder.h"
 
 namespace reshape {
@@ -38,9 +38,11 @@ Value ShapedState(TargetBuilder& builder, const RankLayout& rank) {
       const std::vector<std::string> moments = MomentNames(builder.source, {local.tensor});
       const Group& source_group = builder.source.groups[static_cast<size_t>(group.source_group)];
       const bool in_groups = checkpoint::Has(source_group.hyper_parameters, "step") && !tensor.step;
-      const std::optional<StepValue> step = tensor.step || in_groups ? tensor.step : source_group.step;
+      const std::optional<StepValue> step =
+          tensor.step || in_groups ? tensor.step : source_group.step;
       if (step && !moments.empty()) Append(entries, "step", StepTree(builder, *step));
-      for (const std::string& moment : moments) Append(entries, moment, MakeTensor(OwnTensor(builder, local, moment, true)));
+      for (const std::string& moment : moments)
+        Append(entries, moment, MakeTensor(OwnTensor(builder, local, moment, true)));
       if (!entries.empty()) states.emplace_back(MakeInt(next_id), MakeDict(std::move(entries)));
       ++next_id;
     }
@@ -65,7 +67,8 @@ Result<Value> FusedOptimizer(TargetBuilder& builder, const RankLayout& rank) {
     const std::vector<std::string> moments = MomentNames(builder.source, tensors);
     Entries entries;
     if (step && !moments.empty()) Append(entries, "step", StepTree(builder, *step));
-    for (const std::string& moment : moments) Append(entries, moment, FlatTensor(builder, all, moment));
+    for (const std::string& moment : moments)
+      Append(entries, moment, FlatTensor(builder, all, moment));
     const Value index = MakeInt(static_cast<int64_t>(param_groups.size()));
     if (!entries.empty()) states.emplace_back(index, MakeDict(std::move(entries)));
     param_groups.push_back(ParamGroup(builder, group.source_group, {index}));
@@ -90,7 +93,8 @@ Result<Value> UnfusedOptimizer(TargetBuilder& builder, const RankLayout& rank) {
   for (const FlatGroup& group : rank.groups) {
     std::vector<Value> masters;
     for (const FlatMember& member : group.members) {
-      masters.push_back(MakeTensor(OwnTensor(builder, rank.tensors[member.rank_tensor], kMaster, true)));
+      masters.push_back(
+          MakeTensor(OwnTensor(builder, rank.tensors[member.rank_tensor], kMaster, true)));
     }
     groups.push_back(MakeList(std::move(masters)));
   }
@@ -98,6 +102,8 @@ Result<Value> UnfusedOptimizer(TargetBuilder& builder, const RankLayout& rank) {
   return MakeDict(std::move(dict));
 }
 
-Value BareOptimizer(TargetBuilder& builder, const RankLayout& rank) { return ShapedState(builder, rank); }
+Value BareOptimizer(TargetBuilder& builder, const RankLayout& rank) {
+  return ShapedState(builder, rank);
+}
 
 }  // namespace reshape

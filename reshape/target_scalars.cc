@@ -21,7 +21,8 @@ using checkpoint::Value;
 
 constexpr char kScalerModule[] = "deepspeed.runtime.fp16.loss_scaler";
 
-// The loss scaler in the words of the scaler object; values are carried as they stand in the source's tree.
+// The loss scaler in the words of the scaler object; values are carried as they stand in the
+// source's tree.
 struct ScalerFacts {
   bool dynamic = false;
   bool made_up = false;
@@ -30,7 +31,9 @@ struct ScalerFacts {
 
 Value Or(Value value, Value otherwise) { return IsNone(value) ? otherwise : value; }
 
-Value ConfigEntry(const TargetBuilder& builder, const char* key) { return GetPath(SourceRoot(builder.source), {"ds_config", "fp16", key}); }
+Value ConfigEntry(const TargetBuilder& builder, const char* key) {
+  return GetPath(SourceRoot(builder.source), {"ds_config", "fp16", key});
+}
 
 // A scaler for a run that had none: what the framework would begin with.
 ScalerFacts FreshScaler(const TargetBuilder& builder) {
@@ -40,7 +43,8 @@ ScalerFacts FreshScaler(const TargetBuilder& builder) {
   ScalerFacts facts;
   facts.dynamic = dynamic;
   facts.made_up = true;
-  facts.cur_scale = dynamic ? MakeInt(int64_t{1} << std::clamp<int64_t>(power, 0, 62)) : ConfigEntry(builder, "loss_scale");
+  facts.cur_scale = dynamic ? MakeInt(int64_t{1} << std::clamp<int64_t>(power, 0, 62))
+                            : ConfigEntry(builder, "loss_scale");
   facts.cur_iter = MakeInt(0);
   facts.last_overflow_iter = MakeInt(-1);
   facts.scale_factor = MakeFloat(2.0);
@@ -56,9 +60,12 @@ ScalerFacts ReadScaler(const TargetBuilder& builder, size_t source_rank) {
   if (IsNone(Get(from, "cur_scale"))) return FreshScaler(builder);
   const ScalerFacts fresh = FreshScaler(builder);
   ScalerFacts facts;
-  facts.dynamic = AsBool(object != nullptr ? Get(object, "dynamic") : Get(dict, "dynamic_loss_scale")).value_or(false);
+  facts.dynamic =
+      AsBool(object != nullptr ? Get(object, "dynamic") : Get(dict, "dynamic_loss_scale"))
+          .value_or(false);
   facts.cur_scale = Get(from, "cur_scale");
-  facts.cur_iter = Or(Get(from, "cur_iter"), Or(Get(SourceRoot(builder.source), "global_steps"), MakeInt(0)));
+  facts.cur_iter =
+      Or(Get(from, "cur_iter"), Or(Get(SourceRoot(builder.source), "global_steps"), MakeInt(0)));
   facts.last_overflow_iter = Or(Get(from, "last_overflow_iter"), fresh.last_overflow_iter);
   facts.scale_factor = Or(Get(from, "scale_factor"), fresh.scale_factor);
   facts.scale_window = Or(Get(from, "scale_window"), fresh.scale_window);
@@ -69,8 +76,9 @@ void NotifyFresh(TargetBuilder& builder, const ScalerFacts& facts) {
   for (const Notice& notice : builder.target.notices) {
     if (notice.kind == "fresh-loss-scaler") return;
   }
-  builder.Notify("fresh-loss-scaler", "The source has no loss scaler; the target begins with a scale of " +
-                                          checkpoint::Render(facts.cur_scale, 40) + ", as the framework would.");
+  builder.Notify("fresh-loss-scaler",
+                 "The source has no loss scaler; the target begins with a scale of " +
+                     checkpoint::Render(facts.cur_scale, 40) + ", as the framework would.");
 }
 
 }  // namespace
@@ -89,7 +97,8 @@ Value StepTree(TargetBuilder& builder, const StepValue& step) {
   return checkpoint::MakeTensor(view);
 }
 
-checkpoint::Result<std::optional<StepValue>> StepOfGroup(const TargetBuilder& builder, const std::vector<int32_t>& tensors,
+checkpoint::Result<std::optional<StepValue>> StepOfGroup(const TargetBuilder& builder,
+                                                         const std::vector<int32_t>& tensors,
                                                          int32_t group) {
   std::optional<StepValue> step;
   const LogicalTensor* first = nullptr;
@@ -97,9 +106,10 @@ checkpoint::Result<std::optional<StepValue>> StepOfGroup(const TargetBuilder& bu
     const LogicalTensor& tensor = builder.source.tensors[static_cast<size_t>(index)];
     if (!tensor.step) continue;
     if (step && step->value != tensor.step->value) {
-      return Unreachable(fmt::format("step {:g} of {} and step {:g} of {} in one group", step->value, first->name, tensor.step->value,
-                                     tensor.name),
-                         "one step for each group: this wrapper keeps no other", "Choose a wrapper that keeps parameters apart.");
+      return Unreachable(fmt::format("step {:g} of {} and step {:g} of {} in one group",
+                                     step->value, first->name, tensor.step->value, tensor.name),
+                         "one step for each group: this wrapper keeps no other",
+                         "Choose a wrapper that keeps parameters apart.");
     }
     if (!step) first = &tensor;
     step = tensor.step;
@@ -132,8 +142,11 @@ void AppendScalerEntries(TargetBuilder& builder, size_t source_rank, Entries& en
     if (builder.choice.wrapper == Wrapper::kFused) return;
     Append(entries, "dynamic_loss_scale", MakeBool(false));
     Append(entries, "cur_scale", MakeFloat(1.0));
-    const Value stored = builder.source.wrapper == Wrapper::kUnfused ? Get(SourceOptimizerDict(builder.source, source_rank), "cur_iter") : nullptr;
-    Append(entries, "cur_iter", Or(stored, Or(Get(SourceRoot(builder.source), "global_steps"), MakeInt(0))));
+    const Value stored = builder.source.wrapper == Wrapper::kUnfused
+                             ? Get(SourceOptimizerDict(builder.source, source_rank), "cur_iter")
+                             : nullptr;
+    Append(entries, "cur_iter",
+           Or(stored, Or(Get(SourceRoot(builder.source), "global_steps"), MakeInt(0))));
     return;
   }
   const ScalerFacts facts = ReadScaler(builder, source_rank);
@@ -152,13 +165,16 @@ Value ScalerObject(TargetBuilder& builder, size_t source_rank) {
   if (builder.choice.dtype != DType::kFloat16) {
     Append(entries, "cur_scale", MakeFloat(1.0));
     Append(entries, "dynamic", MakeBool(false));
-    return checkpoint::MakeInstance(kScalerModule, "LossScaler", checkpoint::MakeDict(std::move(entries)));
+    return checkpoint::MakeInstance(kScalerModule, "LossScaler",
+                                    checkpoint::MakeDict(std::move(entries)));
   }
   const ScalerFacts facts = ReadScaler(builder, source_rank);
   if (facts.made_up) NotifyFresh(builder, facts);
   Append(entries, "cur_scale", facts.cur_scale);
   Append(entries, "dynamic", MakeBool(facts.dynamic));
-  if (!facts.dynamic) return checkpoint::MakeInstance(kScalerModule, "LossScaler", checkpoint::MakeDict(std::move(entries)));
+  if (!facts.dynamic)
+    return checkpoint::MakeInstance(kScalerModule, "LossScaler",
+                                    checkpoint::MakeDict(std::move(entries)));
   const Value hysteresis = Or(ConfigEntry(builder, "hysteresis"), MakeInt(2));
   Append(entries, "cur_iter", facts.cur_iter);
   Append(entries, "last_overflow_iter", facts.last_overflow_iter);
@@ -167,15 +183,18 @@ Value ScalerObject(TargetBuilder& builder, size_t source_rank) {
   Append(entries, "min_scale", Or(ConfigEntry(builder, "min_loss_scale"), MakeInt(1)));
   Append(entries, "delayed_shift", hysteresis);
   Append(entries, "cur_hysteresis", hysteresis);
-  Append(entries, "consecutive_hysteresis", Or(ConfigEntry(builder, "consecutive_hysteresis"), MakeBool(false)));
+  Append(entries, "consecutive_hysteresis",
+         Or(ConfigEntry(builder, "consecutive_hysteresis"), MakeBool(false)));
   Append(entries, "raise_error_at_min_scale", MakeBool(true));
   Append(entries, "dtype", checkpoint::MakeGlobal("torch", "float16"));
-  return checkpoint::MakeInstance(kScalerModule, "DynamicLossScaler", checkpoint::MakeDict(std::move(entries)));
+  return checkpoint::MakeInstance(kScalerModule, "DynamicLossScaler",
+                                  checkpoint::MakeDict(std::move(entries)));
 }
 
 Value ClipGrad(const TargetBuilder& builder, size_t source_rank) {
   const Value stored = Get(SourceOptimizerDict(builder.source, source_rank), "clip_grad");
-  return Or(stored, Or(GetPath(SourceRoot(builder.source), {"ds_config", "gradient_clipping"}), MakeFloat(0.0)));
+  return Or(stored, Or(GetPath(SourceRoot(builder.source), {"ds_config", "gradient_clipping"}),
+                       MakeFloat(0.0)));
 }
 
 }  // namespace reshape

@@ -15,17 +15,20 @@ const StatePieces* Find(const std::map<std::string, StatePieces>& states, const 
   return found == states.end() ? nullptr : &found->second;
 }
 
-// Weights of trainable and frozen parameters change type with the model; buffers, and parameters of a type of their own, keep theirs.
+// Weights of trainable and frozen parameters change type with the model; buffers, and parameters of
+// a type of their own, keep theirs.
 StateChoice ChooseWeight(const TargetBuilder& builder, const LogicalTensor& tensor) {
   const StatePieces* weight = Find(tensor.states, kWeight);
   const StatePieces* master = Find(tensor.states, kMaster);
   StateChoice choice{kWeight, false, weight != nullptr, DType::kFloat32, builder.choice.dtype, 1};
   if (weight != nullptr) {
     choice.source_dtype = weight->dtype;
-    const bool of_model_type = tensor.role != Role::kBuffer && weight->dtype == builder.source.weight_dtype;
+    const bool of_model_type =
+        tensor.role != Role::kBuffer && weight->dtype == builder.source.weight_dtype;
     if (!of_model_type) choice.target_dtype = weight->dtype;
   }
-  // From the master where the type changes, so that the weight is the master rounded; also where no weight is stored.
+  // From the master where the type changes, so that the weight is the master rounded; also where no
+  // weight is stored.
   if (master != nullptr && (weight == nullptr || choice.source_dtype != choice.target_dtype)) {
     choice.state = kMaster;
     choice.exists = true;
@@ -44,7 +47,7 @@ StateChoice ChooseState(TargetBuilder& builder, const RankTensor& local, const s
   choice.stale = pieces != nullptr;
   if (local.stale && !choice.stale) builder.made_up_copies.insert(local.tensor);
   if (pieces == nullptr) pieces = Find(tensor.states, state);
-  if (pieces == nullptr && state == kMaster) {   // fp32 runs: the weight is the master
+  if (pieces == nullptr && state == kMaster) {  // fp32 runs: the weight is the master
     choice.state = kWeight;
     pieces = Find(tensor.states, kWeight);
   }
@@ -59,7 +62,7 @@ StateChoice ChooseState(TargetBuilder& builder, const RankTensor& local, const s
 }
 
 std::vector<std::string> MomentNames(const Inventory& source, const std::vector<int32_t>& tensors) {
-  std::set<std::string> names;   // sorted: exp_avg, exp_avg_sq, max_exp_avg_sq
+  std::set<std::string> names;  // sorted: exp_avg, exp_avg_sq, max_exp_avg_sq
   for (const int32_t tensor : tensors) {
     for (const auto& [name, pieces] : source.tensors[static_cast<size_t>(tensor)].states) {
       if (name != kWeight && name != kMaster) names.insert(name);
@@ -68,16 +71,20 @@ std::vector<std::string> MomentNames(const Inventory& source, const std::vector<
   return {names.begin(), names.end()};
 }
 
-void Place(TargetBuilder& builder, const RankTensor& local, const StateChoice& from, const Stretch& stretch) {
+void Place(TargetBuilder& builder, const RankTensor& local, const StateChoice& from,
+           const Stretch& stretch) {
   if (!from.exists || stretch.begin >= stretch.end) return;
   std::vector<Piece> pieces;
-  AppendPieces(local.slabs, {stretch.begin, stretch.end, stretch.storage, stretch.offset, {}}, pieces);
+  AppendPieces(local.slabs, {stretch.begin, stretch.end, stretch.storage, stretch.offset, {}},
+               pieces);
   for (Piece& piece : pieces) {
-    builder.target.placements.push_back({local.tensor, from.state, from.stale, std::move(piece), from.source_dtype, from.factor});
+    builder.target.placements.push_back(
+        {local.tensor, from.state, from.stale, std::move(piece), from.source_dtype, from.factor});
   }
 }
 
-TensorView OwnTensor(TargetBuilder& builder, const RankTensor& local, const std::string& state, bool keep_strides) {
+TensorView OwnTensor(TargetBuilder& builder, const RankTensor& local, const std::string& state,
+                     bool keep_strides) {
   const StateChoice choice = ChooseState(builder, local, state);
   const LogicalTensor& tensor = builder.Tensor(local);
   TensorView view;
@@ -89,8 +96,15 @@ TensorView OwnTensor(TargetBuilder& builder, const RankTensor& local, const std:
   if (keep_strides && !tensor.weight_strides.empty() && local.shape == tensor.shape) {
     view.strides = tensor.weight_strides;
     if (choice.exists) {
-      Piece piece{{std::vector<int64_t>(local.shape.size(), 0), local.shape}, 0, local.numel(), view.storage, 0, view.strides, {}};
-      builder.target.placements.push_back({local.tensor, choice.state, choice.stale, piece, choice.source_dtype, choice.factor});
+      Piece piece{{std::vector<int64_t>(local.shape.size(), 0), local.shape},
+                  0,
+                  local.numel(),
+                  view.storage,
+                  0,
+                  view.strides,
+                  {}};
+      builder.target.placements.push_back(
+          {local.tensor, choice.state, choice.stale, piece, choice.source_dtype, choice.factor});
     }
     return view;
   }
@@ -98,7 +112,8 @@ TensorView OwnTensor(TargetBuilder& builder, const RankTensor& local, const std:
   return view;
 }
 
-void PlaceGroup(TargetBuilder& builder, const GroupStretch& stretch, const std::string& state, const StoragePtr& storage) {
+void PlaceGroup(TargetBuilder& builder, const GroupStretch& stretch, const std::string& state,
+                const StoragePtr& storage) {
   for (const FlatMember& member : stretch.group->members) {
     const RankTensor& local = stretch.rank->tensors[member.rank_tensor];
     const int64_t begin = std::max(member.begin, stretch.begin);
@@ -106,13 +121,15 @@ void PlaceGroup(TargetBuilder& builder, const GroupStretch& stretch, const std::
     if (begin >= end) continue;
     const StateChoice choice = ChooseState(builder, local, state);
     if (!choice.exists) builder.made_up_states.insert(local.tensor);
-    Place(builder, local, choice, {storage, begin - member.begin, end - member.begin, begin - stretch.begin});
+    Place(builder, local, choice,
+          {storage, begin - member.begin, end - member.begin, begin - stretch.begin});
   }
 }
 
 std::vector<int32_t> TensorsOf(const RankLayout& rank, const FlatGroup& group) {
   std::vector<int32_t> tensors;
-  for (const FlatMember& member : group.members) tensors.push_back(rank.tensors[member.rank_tensor].tensor);
+  for (const FlatMember& member : group.members)
+    tensors.push_back(rank.tensors[member.rank_tensor].tensor);
   return tensors;
 }
 

@@ -38,7 +38,9 @@ TargetSpec Spec(int32_t tensor, int32_t pipeline, int32_t data, int32_t stage) {
   return spec;
 }
 
-Value OptimizerOf(const Target& target, const std::string& name) { return Get(TreeOf(target, name), "optimizer_state_dict"); }
+Value OptimizerOf(const Target& target, const std::string& name) {
+  return Get(TreeOf(target, name), "optimizer_state_dict");
+}
 
 Value ItemOf(const Value& list, size_t index) {
   const auto* items = checkpoint::SequenceItems(list);
@@ -59,19 +61,25 @@ std::vector<std::string> KeysOf(const Value& mapping) {
   return keys;
 }
 
-// 266240 elements over 768 ranks: padded to 267264, partitions of 348, the last three ranks hold 20, 0 and 0 real ones.
+// 266240 elements over 768 ranks: padded to 267264, partitions of 348, the last three ranks hold
+// 20, 0 and 0 real ones.
 TEST(TargetTest, PaddingOfManyRanksIsRecordedByEachOfThem) {
-  const Target target = LayOut(MakePlain({266240}, Wrapper::kFused, DType::kFloat16), Spec(1, 1, 768, 1));
+  const Target target =
+      LayOut(MakePlain({266240}, Wrapper::kFused, DType::kFloat16), Spec(1, 1, 768, 1));
   const int64_t expected[][3] = {{764, 0, 348}, {765, 328, 20}, {766, 348, 0}, {767, 348, 0}};
   for (const auto& [rank, padding, real] : expected) {
-    const Value dict = OptimizerOf(target, fmt::format("zero_pp_rank_{}_mp_rank_00_optim_states.pt", rank));
+    const Value dict =
+        OptimizerOf(target, fmt::format("zero_pp_rank_{}_mp_rank_00_optim_states.pt", rank));
     EXPECT_EQ(AsIntList(Get(dict, "group_paddings")), Numbers{padding}) << rank;
     EXPECT_EQ(AsIntList(Get(dict, "partition_count")), Numbers{768}) << rank;
     const auto master = ViewOf(ItemOf(Get(dict, "single_partition_of_fp32_groups"), 0));
     EXPECT_EQ(master.shape, Numbers{real}) << rank;
     EXPECT_EQ(master.storage->numel, 348) << rank;
     EXPECT_TRUE(master.requires_grad);
-    EXPECT_EQ(ViewOf(Get(GetIndex(GetPath(dict, {"base_optimizer_state", "state"}), 0), "exp_avg")).shape, Numbers{348}) << rank;
+    EXPECT_EQ(
+        ViewOf(Get(GetIndex(GetPath(dict, {"base_optimizer_state", "state"}), 0), "exp_avg")).shape,
+        Numbers{348})
+        << rank;
   }
 }
 
@@ -81,9 +89,11 @@ TEST(TargetTest, Bf16OptimizerRecordsAllPaddingOnTheLastRank) {
   const Target target = LayOut(MakePlain({266240}, Wrapper::kFused, DType::kBFloat16), spec);
   const int64_t expected[][2] = {{765, 0}, {766, 0}, {767, 1024}};
   for (const auto& [rank, padding] : expected) {
-    const Value dict = OptimizerOf(target, fmt::format("bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt", rank));
+    const Value dict =
+        OptimizerOf(target, fmt::format("bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt", rank));
     EXPECT_EQ(AsIntList(Get(dict, "group_paddings")), Numbers{padding}) << rank;
-    EXPECT_EQ(ViewOf(ItemOf(Get(dict, "single_partition_of_fp32_groups"), 0)).shape, Numbers{348}) << rank;
+    EXPECT_EQ(ViewOf(ItemOf(Get(dict, "single_partition_of_fp32_groups"), 0)).shape, Numbers{348})
+        << rank;
     EXPECT_FALSE(checkpoint::Has(dict, "zero_stage"));
     EXPECT_FALSE(checkpoint::Has(dict, "loss_scaler"));
   }
@@ -91,7 +101,8 @@ TEST(TargetTest, Bf16OptimizerRecordsAllPaddingOnTheLastRank) {
 
 // 57 elements over 2 ranks: padded to 60, 30 and 27 real ones.
 TEST(TargetTest, LastPartitionIsACutViewOfAWholeStorage) {
-  const Target target = LayOut(MakePlain({50, 7}, Wrapper::kFused, DType::kFloat16), Spec(1, 1, 2, 2));
+  const Target target =
+      LayOut(MakePlain({50, 7}, Wrapper::kFused, DType::kFloat16), Spec(1, 1, 2, 2));
   const Value first = OptimizerOf(target, "zero_pp_rank_0_mp_rank_00_optim_states.pt");
   const Value last = OptimizerOf(target, "zero_pp_rank_1_mp_rank_00_optim_states.pt");
   EXPECT_EQ(ViewOf(ItemOf(Get(first, "single_partition_of_fp32_groups"), 0)).shape, Numbers{30});
@@ -101,7 +112,8 @@ TEST(TargetTest, LastPartitionIsACutViewOfAWholeStorage) {
   EXPECT_EQ(AsInt(Get(last, "zero_stage")), 2);
   const Value mappings = ItemOf(Get(last, "param_slice_mappings"), 0);
   EXPECT_EQ(KeysOf(mappings), (std::vector<std::string>{"p0", "p1"}));
-  EXPECT_EQ(checkpoint::ClassName(Get(mappings, "p1")), "deepspeed.utils.tensor_fragment.fragment_address");
+  EXPECT_EQ(checkpoint::ClassName(Get(mappings, "p1")),
+            "deepspeed.utils.tensor_fragment.fragment_address");
   EXPECT_EQ(AsInt(Get(Get(mappings, "p0"), "numel")), 20);
   EXPECT_EQ(AsInt(Get(Get(mappings, "p1"), "start")), 20);
 }
@@ -109,17 +121,19 @@ TEST(TargetTest, LastPartitionIsACutViewOfAWholeStorage) {
 TEST(TargetTest, DictionaryOfTheZeroOptimizerHasItsKeysInOrder) {
   const Target target = LayOut(MakeGpt({}), Spec(1, 1, 1, 1));
   const Value dict = OptimizerOf(target, "zero_pp_rank_0_mp_rank_00_optim_states.pt");
-  EXPECT_EQ(KeysOf(dict), (std::vector<std::string>{
-                              "loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "base_optimizer_state",
-                              "single_partition_of_fp32_groups", "zero_stage", "group_paddings", "param_alignment_paddings",
-                              "partition_count", "ds_version", "param_slice_mappings"}));
+  EXPECT_EQ(KeysOf(dict),
+            (std::vector<std::string>{"loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad",
+                                      "base_optimizer_state", "single_partition_of_fp32_groups",
+                                      "zero_stage", "group_paddings", "param_alignment_paddings",
+                                      "partition_count", "ds_version", "param_slice_mappings"}));
   const Value scaler = Get(dict, "loss_scaler");
   EXPECT_EQ(checkpoint::ClassName(scaler), "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler");
   EXPECT_EQ(AsInt(Get(scaler, "cur_scale")), 4096);
   EXPECT_EQ(AsInt(Get(scaler, "cur_hysteresis")), 2);
   EXPECT_EQ(AsInt(Get(GetIndex(GetPath(dict, {"base_optimizer_state", "state"}), 1), "step")), 5);
   const Value group = ItemOf(GetPath(dict, {"base_optimizer_state", "param_groups"}), 1);
-  EXPECT_EQ(KeysOf(group), (std::vector<std::string>{"name", "lr", "bias_correction", "weight_decay", "step", "params"}));
+  EXPECT_EQ(KeysOf(group), (std::vector<std::string>{"name", "lr", "bias_correction",
+                                                     "weight_decay", "step", "params"}));
   EXPECT_EQ(AsIntList(Get(group, "params")), Numbers{1});
 }
 
@@ -129,9 +143,11 @@ TEST(TargetTest, StagesHoldTiedNamesFirstAndFollowTheCuts) {
   // 4 layers from number 2 on: cuts 0, 4, 9.
   const Value shapes = ItemOf(Get(TreeOf(target, "mp_rank_01_model_states.pt"), "param_shapes"), 0);
   EXPECT_EQ(KeysOf(shapes),
-            (std::vector<std::string>{"tied_modules.embed.word_embeddings.weight", "tied_modules.embed.position_embeddings.weight",
-                                      "4.self_attention.query_key_value.weight", "4.self_attention.dense.weight",
-                                      "5.self_attention.query_key_value.weight", "5.self_attention.dense.weight"}));
+            (std::vector<std::string>{
+                "tied_modules.embed.word_embeddings.weight",
+                "tied_modules.embed.position_embeddings.weight",
+                "4.self_attention.query_key_value.weight", "4.self_attention.dense.weight",
+                "5.self_attention.query_key_value.weight", "5.self_attention.dense.weight"}));
   EXPECT_TRUE(HasNotice(target, "stale-copy-made-up"));
 }
 
@@ -150,9 +166,11 @@ TEST(TargetTest, StaleCopyIsKeptOnTheLastStageAndDroppedOnOne) {
 TEST(TargetTest, VocabularyRowsAreMadeUpOrDroppedExactly) {
   Inventory source = MakeGpt({});
   source.qkv_layout = checkpoint::QkvLayout::kPerHeadGroup;
-  const Target grown = LayOut(source, Spec(2, 1, 1, 1));   // 6 rows become 8: a multiple of 2 x 2
+  const Target grown = LayOut(source, Spec(2, 1, 1, 1));  // 6 rows become 8: a multiple of 2 x 2
   ASSERT_TRUE(HasNotice(grown, "vocabulary-rows-made-up"));
-  EXPECT_EQ(AsInt(GetPath(TreeOf(grown, "mp_rank_01_model_states.pt"), {"args", "padded_vocab_size"})), 8);
+  EXPECT_EQ(
+      AsInt(GetPath(TreeOf(grown, "mp_rank_01_model_states.pt"), {"args", "padded_vocab_size"})),
+      8);
   Inventory two = MakeGpt({.tensor_ranks = 2});
   two.qkv_layout = checkpoint::QkvLayout::kPerHeadGroup;
   const Target shrunk = LayOut(two, Spec(1, 1, 1, 1));
@@ -170,7 +188,8 @@ TEST(TargetTest, ArgsAndDegreesSayTheNewTopology) {
   const Value root = TreeOf(target, "mp_rank_03_model_states.pt");
   EXPECT_EQ(AsInt(GetPath(root, {"args", "tensor_model_parallel_size"})), 2);
   EXPECT_EQ(AsInt(GetPath(root, {"args", "world_size"})), 12);
-  EXPECT_EQ(AsInt(GetPath(root, {"args", "rank"})), 7);   // stage 1 of pipe, data, model: 1 * 3 * 2 + 0 * 2 + 1
+  EXPECT_EQ(AsInt(GetPath(root, {"args", "rank"})),
+            7);  // stage 1 of pipe, data, model: 1 * 3 * 2 + 0 * 2 + 1
   EXPECT_EQ(AsInt(GetPath(root, {"args", "zero_stage"})), 1);
   EXPECT_EQ(AsInt(Get(root, "mp_world_size")), 4);
   EXPECT_EQ(AsInt(GetPath(root, {"checkpoint_parallel_dimensions", "pp_degree"})), 2);
@@ -182,7 +201,9 @@ TEST(TargetTest, ArgsAndDegreesSayTheNewTopology) {
 
 TEST(TargetTest, GlobalBatchShrinksWhereTheRanksDoNotDivideIt) {
   const Target target = LayOut(MakeGpt({}), Spec(1, 1, 5, 1));
-  EXPECT_EQ(AsInt(GetPath(TreeOf(target, "mp_rank_00_model_states.pt"), {"ds_config", "train_batch_size"})), 10);   // 1 x 2 x 5
+  EXPECT_EQ(AsInt(GetPath(TreeOf(target, "mp_rank_00_model_states.pt"),
+                          {"ds_config", "train_batch_size"})),
+            10);  // 1 x 2 x 5
 }
 
 TEST(TargetTest, TypeChangeRoundsMastersAndReplacesTheSection) {
@@ -196,7 +217,8 @@ TEST(TargetTest, TypeChangeRoundsMastersAndReplacesTheSection) {
   EXPECT_EQ(checkpoint::AsBool(GetPath(config, {"bf16", "enabled"})), true);
   EXPECT_TRUE(HasNotice(target, "loss-scaler-dropped"));
   EXPECT_TRUE(HasNotice(target, "weights-converted"));
-  const Value scaler = Get(OptimizerOf(target, "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"), "loss_scaler");
+  const Value scaler =
+      Get(OptimizerOf(target, "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"), "loss_scaler");
   EXPECT_EQ(checkpoint::ClassName(scaler), "deepspeed.runtime.fp16.loss_scaler.LossScaler");
 }
 
@@ -204,10 +226,12 @@ TEST(TargetTest, PlainModuleSharesOneStorageAGroup) {
   TargetSpec spec = Spec(1, 1, 2, 2);
   spec.layout = NameLayout::kPlain;
   const Target target = LayOut(MakeGpt({}), spec);
-  const Value model = GetPath(TreeOf(target, "mp_rank_00_model_states.pt"), {"module", "language_model"});
+  const Value model =
+      GetPath(TreeOf(target, "mp_rank_00_model_states.pt"), {"module", "language_model"});
   EXPECT_EQ(KeysOf(model), (std::vector<std::string>{"embedding", "encoder"}));
   const auto word = ViewOf(GetPath(model, {"embedding", "word_embeddings", "weight"}));
-  const auto qkv = ViewOf(GetPath(model, {"encoder", "layers.1.self_attention.query_key_value.weight"}));
+  const auto qkv =
+      ViewOf(GetPath(model, {"encoder", "layers.1.self_attention.query_key_value.weight"}));
   EXPECT_EQ(word.storage, qkv.storage);
   EXPECT_EQ(qkv.offset, 24 + 12 + 48 + 16);
   EXPECT_EQ(checkpoint::ClassName(Get(model, "encoder")), "collections.OrderedDict");
@@ -223,7 +247,9 @@ TEST(TargetTest, RescaledMomentsTakeTheLossScaleAndItsSquare) {
   spec.moments = Moments::kRescale;
   const Target rescaled = LayOut(MakeGpt({}), spec);
   for (const Placement& placement : rescaled.placements) {
-    const float expected = placement.state == "exp_avg" ? 4096.0F : placement.state == "exp_avg_sq" ? 16777216.0F : 1.0F;
+    const float expected = placement.state == "exp_avg"      ? 4096.0F
+                           : placement.state == "exp_avg_sq" ? 16777216.0F
+                                                             : 1.0F;
     EXPECT_EQ(placement.factor, expected) << placement.state;
   }
 }
@@ -272,8 +298,10 @@ TEST(TargetTest, UniversalFolderHasOneFolderAParameter) {
   EXPECT_EQ(KeysOf(word), (std::vector<std::string>{"cat_dim", "vocab_tensor", "param"}));
   EXPECT_EQ(ViewOf(Get(word, "param")).shape, (Numbers{5, 4}));
   EXPECT_EQ(ViewOf(Get(word, "param")).storage->numel, 24);
-  EXPECT_EQ(AsInt(Get(TreeOf(target, "zero/2.self_attention.dense.weight/exp_avg.pt"), "cat_dim")), 1);
-  EXPECT_EQ(KeysOf(TreeOf(target, "zero/2.input_layernorm.weight/exp_avg_sq.pt")), std::vector<std::string>{"param"});
+  EXPECT_EQ(AsInt(Get(TreeOf(target, "zero/2.self_attention.dense.weight/exp_avg.pt"), "cat_dim")),
+            1);
+  EXPECT_EQ(KeysOf(TreeOf(target, "zero/2.input_layernorm.weight/exp_avg_sq.pt")),
+            std::vector<std::string>{"param"});
   EXPECT_EQ(AsInt(TreeOf(target, "zero/2.input_layernorm.weight/step.pt")), 5);
   const Value common = TreeOf(target, "zero/optimizer_state.pt");
   EXPECT_FALSE(checkpoint::Has(common, "base_optimizer_state"));
@@ -307,7 +335,8 @@ TEST(TargetTest, HalvesAreCutAgainOnEachStage) {
   const Target target = LayOut(source, Spec(1, 2, 1, 1));
   const Value shapes = Get(TreeOf(target, "mp_rank_01_model_states.pt"), "param_shapes");
   EXPECT_EQ(KeysOf(ItemOf(shapes, 0)),
-            (std::vector<std::string>{"tied_modules.embed.word_embeddings.weight", "tied_modules.embed.position_embeddings.weight",
+            (std::vector<std::string>{"tied_modules.embed.word_embeddings.weight",
+                                      "tied_modules.embed.position_embeddings.weight",
                                       "4.self_attention.query_key_value.weight"}));
   EXPECT_EQ(KeysOf(ItemOf(shapes, 1)).size(), 3U);
 }
@@ -322,7 +351,8 @@ TEST(TargetTest, IdentityCopiesEveryFile) {
   ASSERT_EQ(target.files.size(), 1U);
   EXPECT_EQ(target.files[0].copied_from, name.path);
   EXPECT_TRUE(target.placements.empty());
-  EXPECT_EQ(target.text_files.back(), (std::pair<std::string, std::string>{"latest", "global_step4"}));
+  EXPECT_EQ(target.text_files.back(),
+            (std::pair<std::string, std::string>{"latest", "global_step4"}));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The universal folder of the framework: one folder a parameter, and what is common in one file. Format: docs/format/universal.md.
+// The universal folder of the framework: one folder a parameter, and what is common in one file.
+// Format: docs/format/universal.md.
 #include <algorithm>
 #include <iterator>
 
@@ -18,7 +19,8 @@ using checkpoint::Status;
 using checkpoint::TensorView;
 using checkpoint::Value;
 
-constexpr const char* kLeftOut[] = {"base_optimizer_state", "param_slice_mappings", "single_partition_of_fp32_groups"};
+constexpr const char* kLeftOut[] = {"base_optimizer_state", "param_slice_mappings",
+                                    "single_partition_of_fp32_groups"};
 
 // A whole logical tensor as a rank of one, with the target's vocabulary padding in the storage.
 RankTensor WholeTensor(const TargetBuilder& builder, size_t index) {
@@ -32,7 +34,8 @@ RankTensor WholeTensor(const TargetBuilder& builder, size_t index) {
   return local;
 }
 
-// Rows of one pattern's sub-parameters for the loader, where they are neither one nor two equal halves.
+// Rows of one pattern's sub-parameters for the loader, where they are neither one nor two equal
+// halves.
 Value SubParameterShape(const LogicalTensor& tensor, const std::string& name) {
   std::vector<Value> rows, shape;
   for (const int64_t count : tensor.sub_parameter_rows) rows.push_back(MakeInt(count));
@@ -42,7 +45,8 @@ Value SubParameterShape(const LogicalTensor& tensor, const std::string& name) {
   Append(state, "patterns", checkpoint::MakeList({MakeString(name)}));
   Append(state, "shape", checkpoint::MakeTuple(std::move(shape)));
   Append(state, "partition_dim", MakeInt(0));
-  return checkpoint::MakeInstance("deepspeed.checkpoint.universal_checkpoint", "SubparamShape", checkpoint::MakeDict(std::move(state)));
+  return checkpoint::MakeInstance("deepspeed.checkpoint.universal_checkpoint", "SubparamShape",
+                                  checkpoint::MakeDict(std::move(state)));
 }
 
 Value StateFile(TargetBuilder& builder, const RankTensor& whole, const std::string& state) {
@@ -61,7 +65,9 @@ Value StateFile(TargetBuilder& builder, const RankTensor& whole, const std::stri
   }
   TensorView view = OwnTensor(builder, whole, state, false);
   if (tensor.parallel == Parallel::kVocabulary && builder.source.original_vocabulary_rows > 0) {
-    view.shape[0] = std::min(view.shape[0], builder.source.original_vocabulary_rows);   // the storage keeps the padding rows
+    view.shape[0] =
+        std::min(view.shape[0],
+                 builder.source.original_vocabulary_rows);  // the storage keeps the padding rows
   }
   Append(entries, "param", checkpoint::MakeTensor(view));
   return checkpoint::MakeDict(std::move(entries));
@@ -74,9 +80,11 @@ void AddFile(TargetBuilder& builder, const std::string& name, Value root) {
   builder.target.files.push_back(std::move(file));
 }
 
-// What one rank's optimizer dictionary holds besides the partitions, and the groups' hyper-parameters.
+// What one rank's optimizer dictionary holds besides the partitions, and the groups'
+// hyper-parameters.
 Status AddOptimizerState(TargetBuilder& builder) {
-  const size_t placements = builder.target.placements.size(), literals = builder.target.literals.size();
+  const size_t placements = builder.target.placements.size(),
+               literals = builder.target.literals.size();
   CK_TRY(const Value dict, PartitionedOptimizer(builder, builder.ranks.front(), 0));
   // The partitions themselves are not written.
   builder.target.placements.resize(placements);
@@ -84,7 +92,8 @@ Status AddOptimizerState(TargetBuilder& builder) {
   Entries entries;
   for (const auto& [key, value] : *checkpoint::MappingItems(dict)) {
     const std::string name = checkpoint::AsString(key).value_or("");
-    if (std::find(std::begin(kLeftOut), std::end(kLeftOut), name) == std::end(kLeftOut)) entries.emplace_back(key, value);
+    if (std::find(std::begin(kLeftOut), std::end(kLeftOut), name) == std::end(kLeftOut))
+      entries.emplace_back(key, value);
   }
   const Value groups = checkpoint::GetPath(dict, {"base_optimizer_state", "param_groups"});
   Append(entries, "param_groups", groups);
