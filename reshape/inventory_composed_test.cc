@@ -269,5 +269,68 @@ TEST_F(ComposedTest, RanksAreNumbersNotText) {
   EXPECT_EQ(inventory.cuts[100], 100);
 }
 
+// One stage of a pipeline of two: a layer with one tensor of 2 elements for each group, by name of
+// the group.
+void WriteStage(const fs::path& step, int stage, const std::vector<std::string>& groups) {
+  TorchComposer composer;
+  std::vector<std::pair<std::string, Value>> layer;
+  std::vector<Value> shapes, partitions, hyper, counts;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const std::string key = "w_" + groups[i];
+    const auto numbers = Sequence(10 * stage + static_cast<int>(groups[i].size()), 2);
+    layer.emplace_back(key, composer.Tensor({2}, numbers, DType::kBFloat16));
+    shapes.push_back(
+        checkpoint::MakeOrderedDict({{checkpoint::MakeString(fmt::format("{}.{}", stage, key)),
+                                      checkpoint::MakeTorchSize({2})}}));
+    partitions.push_back(composer.Tensor({2}, numbers));
+    hyper.push_back(Dict({{"name", checkpoint::MakeString(groups[i])},
+                          {"params", MakeList({MakeInt(static_cast<int64_t>(i))})}}));
+    counts.push_back(MakeInt(1));
+  }
+  composer.Write(step / fmt::format("layer_{:02d}-model_states.pt", stage), Dict(std::move(layer)));
+  composer.Write(step / fmt::format("mp_rank_{:02d}_model_states.pt", stage),
+                 Dict({{"module", MakeNone()},
+                       {"optimizer", MakeNone()},
+                       {"param_shapes", MakeList(std::move(shapes))},
+                       {"dp_world_size", MakeInt(1)},
+                       {"mp_world_size", MakeInt(2)}}));
+  const Value optimizer =
+      Dict({{"base_optimizer_state",
+             Dict({{"state", Dict({})}, {"param_groups", MakeList(std::move(hyper))}})},
+            {"single_partition_of_fp32_groups", MakeList(std::move(partitions))},
+            {"zero_stage", MakeInt(1)},
+            {"partition_count", MakeList(std::move(counts))}});
+  composer.Write(step / fmt::format("zero_pp_rank_0_mp_rank_{:02d}_optim_states.pt", stage),
+                 Dict({{"optimizer_state_dict", optimizer}}));
+}
+
+TEST_F(ComposedTest, StageWithoutOneOfTheGroupsIsMatchedByName) {
+  WriteStage(folder_.path() / "step", 0, {"decay", "nodecay"});
+  WriteStage(folder_.path() / "step", 1, {"nodecay"});
+  const auto result = ReadInventory(folder_.path() / "step", ReadOptions{});
+  ASSERT_TRUE(result.ok()) << result.error().ToString();
+  ASSERT_EQ(result.value().groups.size(), 2u);
+  EXPECT_EQ(NamesOfGroup(result.value(), 0), (Strings{"0.w_decay"}));
+  EXPECT_EQ(NamesOfGroup(result.value(), 1), (Strings{"0.w_nodecay", "1.w_nodecay"}));
+  EXPECT_EQ(Named(result.value(), "1.w_nodecay").group, 1);
+}
+
+TEST_F(ComposedTest, GroupThatNoOtherStageHasIsInconsistent) {
+  WriteStage(folder_.path() / "step", 0, {"decay", "nodecay"});
+  WriteStage(folder_.path() / "step", 1, {"other"});
+  EXPECT_EQ(ReadInventory(folder_.path() / "step", ReadOptions{}).error().code,
+            ErrorCode::kInconsistent);
+}
+
+TEST_F(ComposedTest, LayerFileThatParamShapesNamesIsMissing) {
+  WriteStage(folder_.path() / "step", 0, {"decay"});
+  WriteStage(folder_.path() / "step", 1, {"decay"});
+  fs::remove(folder_.path() / "step" / "layer_01-model_states.pt");
+  const auto result = ReadInventory(folder_.path() / "step", ReadOptions{});
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().code, ErrorCode::kMissingFile);
+  EXPECT_TRUE(Contains(result.error().found, "layer_01"));
+}
+
 }  // namespace
 }  // namespace reshape
