@@ -13,29 +13,35 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr std::string_view kStyle = R"css(
-:root { --held: #1a7f37; --broken: #cf222e; --undecided: #9a6700; --quiet: #656d76; --line: #d0d7de; --back: #f6f8fa; }
+:root { --held: #1a7f37; --broken: #cf222e; --undecided: #9a6700; --quiet: #656d76;
+  --line: #d0d7de; --back: #f6f8fa; }
 * { box-sizing: border-box; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; margin: 0 auto; max-width: 68rem; padding: 2rem 1rem 4rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; margin: 0 auto; max-width: 68rem;
+  padding: 2rem 1rem 4rem; }
 h1 { font-size: 1.3rem; margin: 0 0 1rem; }
 h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem; }
 .verdict { border-left: .5rem solid; padding: 1rem 1.25rem; background: var(--back); }
-.verdict b { font-size: 1.7rem; letter-spacing: .04em; display: block; }
-.held, .certified { color: var(--held); } .broken, .refuted { color: var(--broken); } .undecided { color: var(--undecided); }
+.verdict > b { font-size: 1.7rem; letter-spacing: .04em; display: block; }
+.held, .certified { color: var(--held); }
+.broken, .refuted { color: var(--broken); }
+.undecided { color: var(--undecided); }
 .quiet { color: var(--quiet); }
 .verdict p { color: #1f2328; margin: .3rem 0 0; }
 table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .45rem .6rem; border-bottom: 1px solid var(--line); }
+th, td { text-align: left; vertical-align: top; padding: .45rem .6rem;
+  border-bottom: 1px solid var(--line); }
 th { font-weight: 600; background: var(--back); }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td.law { font-weight: 600; white-space: nowrap; }
+td.law { font-weight: 600; }
 code, .mono { font: 13px/1.45 ui-monospace, monospace; overflow-wrap: anywhere; }
-details { margin: .5rem 0; } summary { cursor: pointer; }
-ul { margin: .3rem 0; padding-left: 1.2rem; } li { margin: .2rem 0; overflow-wrap: anywhere; }
+details { margin: .5rem 0; }
+summary { cursor: pointer; }
+ul { margin: .3rem 0; padding-left: 1.2rem; }
+li { margin: .2rem 0; overflow-wrap: anywhere; }
 .fault::before { content: "fault "; color: var(--broken); font-weight: 600; }
 .notice::before { content: "notice "; color: var(--quiet); font-weight: 600; }
 .sides { display: grid; grid-template-columns: 1fr 1fr; gap: 1.5rem; }
 @media (max-width: 45rem) { .sides { grid-template-columns: 1fr; } }
-@media print { details { display: block; } }
 )css";
 
 std::string Text(const ordered_json& json, const char* key) {
@@ -77,8 +83,7 @@ std::string VerdictBox(const ordered_json& certificate) {
       "<div class=\"verdict {}\"><b>{}</b>\n<p>{} &rarr; {}</p>\n", VerdictClass(verdict), upper,
       TopologyText(Object(certificate, "source")), TopologyText(Object(certificate, "target")));
   if (!Text(certificate, "root").empty()) {
-    html += Format("<p>Root: <b style=\"display:inline;font-size:1em\">{}</b>",
-                   Text(certificate, "root"));
+    html += Format("<p>Root: <b>{}</b>", Text(certificate, "root"));
     std::string follows;
     for (const ordered_json& law : Array(certificate, "consequences"))
       if (law.is_string())

@@ -48,6 +48,7 @@ set(CERTIFY_TESTS
   hash_test.cc
   holder_map_test.cc
   law_texts_test.cc
+  laws_state_test.cc
   laws_test.cc
   output_test.cc
   pair_laws_test.cc

@@ -23,8 +23,11 @@ class Sweep {
         replicas_(subject),
         masters_(subject),
         moments_(subject) {
-    for (const oracle::TensorInfo& info : subject.tensors())
+    for (const oracle::TensorInfo& info : subject.tensors()) {
+      if (info.role != oracle::Role::kTrainable) continue;
       any_master_ = any_master_ || info.states.count(oracle::kMaster) > 0;
+      any_weight_ = any_weight_ || info.states.count(oracle::kWeight) > 0;
+    }
   }
 
   void VisitTensor(size_t index) {
@@ -76,7 +79,7 @@ class Sweep {
 
  private:
   void ExplainNoMaster(size_t index, const oracle::TensorInfo& info) {
-    if (NumelOfShape(info.shape) == 0) return;
+    if (NumelOfShape(info.shape) == 0 || !any_weight_) return;
     if (info.states.count(oracle::kMaster) > 0) {
       masters_.CannotCompare(index, "weight or master is incomplete");
     } else if (any_master_) {
@@ -90,7 +93,7 @@ class Sweep {
   ReplicasAgree replicas_;
   MastersFresh masters_;
   MomentsSane moments_;
-  bool any_master_ = false;
+  bool any_master_ = false, any_weight_ = false;
 };
 
 }  // namespace

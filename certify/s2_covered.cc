@@ -81,8 +81,14 @@ LawResult Covered::Finish() {
   subject_.ReportLeftOut(report_);
   for (const oracle::PaddingAccount& account : subject_.summary().padding)
     CheckPadding(account, report_);
-  for (const oracle::Finding& met : subject_.summary().findings)
-    if (LawOfKind(met.kind) == "S2") report_.Add(FindingOf(met), -1);
+  for (const oracle::Finding& met : subject_.summary().findings) {
+    if (LawOfKind(met.kind) != "S2") continue;
+    Finding finding = FindingOf(met);
+    // Masters that round to no weight leave an order unproved: that is S4's fault. What cannot be
+    // named at all is uncovered, and counted as such.
+    if (finding.kind == "order-unproved") finding.fault = false;
+    report_.Add(std::move(finding), -1);
+  }
   return report_.Finish();
 }
 

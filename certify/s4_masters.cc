@@ -143,11 +143,12 @@ void MastersFresh::Summarize() {
 LawResult MastersFresh::Finish() {
   subject_.ReportLeftOut(report_);
   const oracle::Summary& summary = subject_.summary();
-  bool any_master = false, any_16bit = false;
+  bool any_master = false, any_weight = false, any_16bit = false;
   for (const oracle::TensorInfo& info : subject_.tensors()) {
     if (info.role != oracle::Role::kTrainable) continue;
     const auto weight = info.states.find(oracle::kWeight);
     any_master = any_master || info.states.count(oracle::kMaster) > 0;
+    any_weight = any_weight || weight != info.states.end();
     any_16bit = any_16bit || (weight != info.states.end() && checkpoint::Is16Bit(weight->second));
   }
   if (summary.master_is_weight) {
@@ -155,6 +156,8 @@ LawResult MastersFresh::Finish() {
         "the optimizer works on the fp32 weights themselves: there are no masters");
   } else if (!any_master && any_16bit && summary.wrapper == "none") {
     report_.Incomplete("weights only: no optimizer state lies beside the 16-bit weights");
+  } else if (!any_weight) {
+    report_.NotApplicable("this layout keeps masters alone; weights are made from them");
   } else if (!any_master) {
     report_.NotApplicable("this layout keeps no fp32 masters");
   }
