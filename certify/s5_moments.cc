@@ -55,7 +55,7 @@ Scan ScanValues(const at::Tensor& value, bool may_be_negative) {
       std::isfinite(lowest) && std::isfinite(highest) && (may_be_negative || lowest >= 0);
   if (!sane) return ScanOneByOne(value);
   Scan scan;
-  scan.zeros = value.numel() - value.count_nonzero().item<int64_t>();
+  if (lowest <= 0) scan.zeros = value.numel() - value.count_nonzero().item<int64_t>();
   return scan;
 }
 
