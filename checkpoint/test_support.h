@@ -81,8 +81,7 @@ inline Value TensorOf(const StoragePtr& storage, std::vector<int64_t> shape, int
 inline Value SmallRoot() {
   const StoragePtr w = MakeStorage(DType::kFloat32, 6);
   const StoragePtr b = MakeStorage(DType::kUInt8, 200);
-  return MakeDict(
-      {{MakeString("w"), TensorOf(w, {2, 3})}, {MakeString("b"), TensorOf(b, {200})}});
+  return MakeDict({{MakeString("w"), TensorOf(w, {2, 3})}, {MakeString("b"), TensorOf(b, {200})}});
 }
 
 inline void WriteSmall(const std::filesystem::path& path) {

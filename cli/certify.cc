@@ -32,8 +32,8 @@ int RunCertify(const CertifyFlags& flags) {
 }  // namespace
 
 int CertifyAndReport(const CertifyStep& step) {
-  const auto judgement = certify::Certify(step.source, step.target, step.source_declared,
-                                          step.target_declared);
+  const auto judgement =
+      certify::Certify(step.source, step.target, step.source_declared, step.target_declared);
   if (!judgement.ok()) return ReportError(judgement.error(), step.json);
   const bool certificate_wanted =
       !step.reports.json.empty() || !step.reports.html.empty() || !step.reports.junit.empty();
@@ -60,7 +60,8 @@ void AddReportFlags(CLI::App& app, ReportFiles& files) {
 
 void AddCertifyCommand(CLI::App& root, int& exit_code) {
   auto flags = std::make_shared<CertifyFlags>();
-  CLI::App* app = root.add_subcommand("certify", "laws R1-R7: does the target hold the same state?");
+  CLI::App* app =
+      root.add_subcommand("certify", "laws R1-R7: does the target hold the same state?");
   app->add_option("source", flags->source, "run folder or step folder")->required();
   app->add_option("target", flags->target, "run folder or step folder")->required();
   app->add_option("--target-tag", flags->target_tag, "step folder of the target");

@@ -17,6 +17,6 @@ struct CertifyStep {
 };
 
 int CertifyAndReport(const CertifyStep& step);
-void AddReportFlags(CLI::App& app, ReportFiles& files);   // --certificate --html --junit
+void AddReportFlags(CLI::App& app, ReportFiles& files);  // --certificate --html --junit
 
 }  // namespace cli

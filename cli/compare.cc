@@ -32,7 +32,8 @@ int RunCompare(const CompareFlags& flags) {
 
 void AddCompareCommand(CLI::App& root, int& exit_code) {
   auto flags = std::make_shared<CompareFlags>();
-  CLI::App* app = root.add_subcommand("compare", "differences between two checkpoints in logical space");
+  CLI::App* app =
+      root.add_subcommand("compare", "differences between two checkpoints in logical space");
   app->add_option("first", flags->first, "run folder or step folder")->required();
   app->add_option("second", flags->second, "run folder or step folder")->required();
   app->add_option("--second-tag", flags->second_tag, "step folder of the second");

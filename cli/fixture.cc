@@ -110,7 +110,8 @@ int ListFaults(bool json) {
   return kExitDone;
 }
 
-// Writes the checkpoint, sound first; a fault that only certify can see needs the sound one beside it.
+// Writes the checkpoint, sound first; a fault that only certify can see needs the sound one beside
+// it.
 checkpoint::Status WriteWithFault(const FixtureFlags& flags, const fixtures::FixtureSpec& spec) {
   if (!flags.into.empty()) {
     return fixtures::PlantFault(flags.into, flags.fault, spec.seed);
@@ -150,8 +151,7 @@ int RunFixture(const FixtureFlags& flags) {
 void AddModelFlags(CLI::App& app, FixtureFlags& flags) {
   fixtures::ModelSpec& model = flags.spec.model;
   const auto positive = CLI::Range(1, 1'000'000);
-  app.add_option("--arch", flags.architecture, "gpt, bloom, llama or plain")
-      ->capture_default_str();
+  app.add_option("--arch", flags.architecture, "gpt, bloom, llama or plain")->capture_default_str();
   app.add_option("--layers", model.layers, "transformer layers")->check(positive);
   app.add_option("--hidden", model.hidden, "hidden size")->check(positive);
   app.add_option("--heads", model.heads, "attention heads")->check(positive);
@@ -171,7 +171,8 @@ void AddModelFlags(CLI::App& app, FixtureFlags& flags) {
 void AddFixtureCommand(CLI::App& root, int& exit_code) {
   auto flags = std::make_shared<FixtureFlags>();
   CLI::App* app = root.add_subcommand(
-      "fixture", "write a position-coded checkpoint of any topology, sound or with a planted fault");
+      "fixture",
+      "write a position-coded checkpoint of any topology, sound or with a planted fault");
   app->add_option("destination", flags->destination, "run folder to write; must not exist");
   AddTopologyFlags(*app, flags->topology);
   AddModelFlags(*app, *flags);
@@ -179,7 +180,8 @@ void AddFixtureCommand(CLI::App& root, int& exit_code) {
   app->add_option("--wrapper", flags->wrapper, "zero, bf16, fused or unfused");
   app->add_option("--optimizer", flags->optimizer, "torch-adam or fused-adam");
   app->add_option("--seed", flags->spec.seed, "seed of the position code")->capture_default_str();
-  app->add_option("--steps", flags->spec.steps, "optimizer steps taken")->check(CLI::Range(0, 1 << 30));
+  app->add_option("--steps", flags->spec.steps, "optimizer steps taken")
+      ->check(CLI::Range(0, 1 << 30));
   app->add_flag("--round-robin", flags->spec.round_robin, "ZeRO: round_robin_gradients");
   app->add_flag("--align", flags->spec.parameter_alignment, "ZeRO: parameter_alignment");
   app->add_flag("--elastic", flags->spec.elastic, "ZeRO: elastic_checkpoint");

@@ -134,7 +134,8 @@ Result<std::vector<int64_t>> ParseCuts(const std::string& text) {
     const auto [next, code] = std::from_chars(position, end, cut);
     if (code != std::errc() || (next < end && *next != ',') || next + 1 == end) {
       return Error{ErrorCode::kUsage, "'" + text + "'", "layer numbers with commas: 0,4,9",
-                   "--cuts", "Give PP + 1 ascending numbers, the first 0, the last the layer count."};
+                   "--cuts",
+                   "Give PP + 1 ascending numbers, the first 0, the last the layer count."};
     }
     cuts.push_back(cut);
     position = next + 1;
@@ -170,8 +171,7 @@ Result<reshape::TargetSpec> ToTargetSpec(const TargetFlags& flags) {
   if (flags.moments != "as-is" && flags.moments != "rescale") {
     return UnknownWord("--moments", flags.moments, "as-is or rescale");
   }
-  spec.moments =
-      flags.moments == "rescale" ? reshape::Moments::kRescale : reshape::Moments::kAsIs;
+  spec.moments = flags.moments == "rescale" ? reshape::Moments::kRescale : reshape::Moments::kAsIs;
   return spec;
 }
 

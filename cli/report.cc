@@ -14,10 +14,14 @@ constexpr size_t kNamesShown = 6;
 
 const char* VerdictWord(certify::Verdict verdict) {
   switch (verdict) {
-    case certify::Verdict::kHeld: return "held";
-    case certify::Verdict::kBroken: return "BROKEN";
-    case certify::Verdict::kUndecided: return "undecided";
-    case certify::Verdict::kNotApplicable: return "not applicable";
+    case certify::Verdict::kHeld:
+      return "held";
+    case certify::Verdict::kBroken:
+      return "BROKEN";
+    case certify::Verdict::kUndecided:
+      return "undecided";
+    case certify::Verdict::kNotApplicable:
+      return "not applicable";
   }
   return "?";
 }
@@ -81,11 +85,12 @@ void PrintJudgement(const certify::Judgement& judgement, bool certificate) {
     for (const certify::LawResult& law : judgement.laws) PrintFindings(law, faults);
   }
   if (!judgement.root.empty()) {
-    fmt::print("root: {}{}{}\n", judgement.root, judgement.consequences.empty() ? "" : "; follows: ",
-               JoinNames(judgement.consequences));
+    fmt::print(
+        "root: {}{}{}\n", judgement.root,
+        judgement.consequences.empty() ? "" : "; follows: ", JoinNames(judgement.consequences));
   }
-  fmt::print("verdict: {}\n", certificate ? CertificateWord(judgement.verdict)
-                                          : VerdictWord(judgement.verdict));
+  fmt::print("verdict: {}\n",
+             certificate ? CertificateWord(judgement.verdict) : VerdictWord(judgement.verdict));
 }
 
 void PrintNotices(const std::vector<reshape::Notice>& notices) {
@@ -122,8 +127,8 @@ checkpoint::Status WriteReports(const ReportFiles& files, const certify::Judgeme
     CK_DO(checkpoint::WriteSmallFile(files.html, certify::CertificateHtml(certificate), true));
   }
   if (!files.junit.empty()) {
-    CK_DO(checkpoint::WriteSmallFile(files.junit,
-                                     certify::JudgementJUnit(judgement, "shardproof"), true));
+    CK_DO(checkpoint::WriteSmallFile(files.junit, certify::JudgementJUnit(judgement, "shardproof"),
+                                     true));
   }
   return checkpoint::Done{};
 }

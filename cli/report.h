@@ -17,8 +17,8 @@ inline constexpr int kExitRefuted = 1;
 inline constexpr int kExitBadInput = 2;
 inline constexpr int kExitUndecided = 3;
 
-// Prints the error on standard error, four lines: found, expected, where, advice; with `json` one object on standard output.
-// Returns kExitBadInput.
+// Prints the error on standard error, four lines: found, expected, where, advice; with `json` one
+// object on standard output. Returns kExitBadInput.
 int ReportError(const checkpoint::Error& error, bool json);
 int ExitCode(certify::Verdict verdict);
 // A table of laws, then the findings of each, faults first.
@@ -29,7 +29,9 @@ void PrintJson(const nlohmann::ordered_json& json);
 std::string Bytes(int64_t bytes);
 
 // Where the certificate goes. An empty path is not written.
-struct ReportFiles { std::string json, html, junit; };
+struct ReportFiles {
+  std::string json, html, junit;
+};
 checkpoint::Status WriteReports(const ReportFiles& files, const certify::Judgement& judgement,
                                 const nlohmann::ordered_json& certificate);
 

@@ -1,3 +1,5 @@
+#include "reshape/reshape.h"
+
 #include <fmt/core.h>
 #include <unistd.h>
 
@@ -9,7 +11,6 @@
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/report.h"
-#include "reshape/reshape.h"
 
 namespace cli {
 

@@ -37,8 +37,8 @@ reshape::ReshapeOptions OptionsFor(const fixtures::FixtureSpec& target) {
   options.target.data_parallel_size = target.data_parallel;
   options.target.zero_stage = target.zero_stage;
   options.target.dtype = target.dtype;
-  options.target.layout = target.pipeline_layout ? reshape::NameLayout::kPipeline
-                                                 : reshape::NameLayout::kPlain;
+  options.target.layout =
+      target.pipeline_layout ? reshape::NameLayout::kPipeline : reshape::NameLayout::kPlain;
   options.target.elastic = target.elastic;
   constexpr reshape::Wrapper kWrappers[] = {reshape::Wrapper::kFp32, reshape::Wrapper::kFused,
                                             reshape::Wrapper::kUnfused, reshape::Wrapper::kZero,
@@ -88,8 +88,10 @@ std::string DigestDifference(const fs::path& a, const fs::path& b,
   for (const int side : {0, 1}) {
     for (const auto& [name, hex] : states[side]) {
       const auto other = states[1 - side].find(name);
-      if (other == states[1 - side].end()) difference += name + " is missing on one side\n";
-      else if (side == 0 && other->second != hex) difference += name + " differs\n";
+      if (other == states[1 - side].end())
+        difference += name + " is missing on one side\n";
+      else if (side == 0 && other->second != hex)
+        difference += name + " differs\n";
     }
   }
   return difference;

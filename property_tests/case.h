@@ -1,4 +1,5 @@
-// What the properties share: a folder for one case, fixture specs as targets of a reshape, and trees as comparable text.
+// What the properties share: a folder for one case, fixture specs as targets of a reshape, and
+// trees as comparable text.
 #pragma once
 
 #include <filesystem>
@@ -37,8 +38,10 @@ fixtures::BaseOptimizer BaseOptimizerOf(const fixtures::FixtureSpec& spec);
 std::string DigestDifference(const std::filesystem::path& a, const std::filesystem::path& b,
                              const certify::Declared& declared);
 
-// One line a node: path, kind, tensor type and shape, numbers and texts. Entries below `ignored_keys` are left out.
-std::vector<std::string> TreeLines(const checkpoint::Value& root, const std::vector<std::string>& ignored_keys);
+// One line a node: path, kind, tensor type and shape, numbers and texts. Entries below
+// `ignored_keys` are left out.
+std::vector<std::string> TreeLines(const checkpoint::Value& root,
+                                   const std::vector<std::string>& ignored_keys);
 // Relative paths of all files below a folder, sorted.
 std::vector<std::string> FilesBelow(const std::filesystem::path& folder);
 bool SameBytes(const std::filesystem::path& a, const std::filesystem::path& b);

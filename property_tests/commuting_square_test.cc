@@ -1,4 +1,5 @@
-// L2: reshaping what the writer made at one topology gives what the writer makes at the other: the same files, the same trees, the same state.
+// L2: reshaping what the writer made at one topology gives what the writer makes at the other: the
+// same files, the same trees, the same state.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -11,24 +12,40 @@
 namespace property_tests {
 namespace {
 
-// Carried from the source or derived from the run and not from the topology: their values are law R7's, not the layout's.
+// Carried from the source or derived from the run and not from the topology: their values are law
+// R7's, not the layout's.
 const std::vector<std::string> kNotLayout = {
-    "'args'",   "'rng_state'",      "'random_rng_state'", "'np_rng_state'", "'torch_rng_state'",
-    "'step'",   "'cuda_rng_state'", "'rng_tracker_states'", "'ds_config'",  "'loss_scaler'",
-    "'cur_scale'", "'cur_iter'", "'last_overflow_iter'", "'scale_factor'", "'scale_window'", "'dynamic_loss_scale'",
+    "'args'",
+    "'rng_state'",
+    "'random_rng_state'",
+    "'np_rng_state'",
+    "'torch_rng_state'",
+    "'step'",
+    "'cuda_rng_state'",
+    "'rng_tracker_states'",
+    "'ds_config'",
+    "'loss_scaler'",
+    "'cur_scale'",
+    "'cur_iter'",
+    "'last_overflow_iter'",
+    "'scale_factor'",
+    "'scale_window'",
+    "'dynamic_loss_scale'",
 };
 
 RC_GTEST_PROP(CommutingSquare, ReshapedEqualsWrittenInStateFilesAndTrees, ()) {
   auto drawn = *fixtures::GenReshapeCase().as("case");
   const CaseFolder folder;
-  // One flat order and one padding on both ways: options of the source's optimizer are kept by a reshape.
+  // One flat order and one padding on both ways: options of the source's optimizer are kept by a
+  // reshape.
   drawn.target.round_robin = drawn.source.round_robin = false;
   drawn.target.parameter_alignment = drawn.source.parameter_alignment = false;
   drawn.target.base_optimizer = BaseOptimizerOf(drawn.source);
   RC_PRE(fixtures::ValidateSpec(drawn.target).ok());
   RC_ASSERT(fixtures::WriteFixture(folder / "source", drawn.source).ok());
   RC_ASSERT(fixtures::WriteFixture(folder / "written", drawn.target).ok());
-  const auto report = reshape::Reshape(folder / "source", folder / "reshaped", OptionsFor(drawn.target));
+  const auto report =
+      reshape::Reshape(folder / "source", folder / "reshaped", OptionsFor(drawn.target));
   if (!report.ok()) RC_LOG() << report.error().ToString();
   RC_ASSERT(report.ok());
 

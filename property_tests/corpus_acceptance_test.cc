@@ -1,7 +1,9 @@
-// The demands on every real checkpoint, one test a run: it is named rightly, its digests equal the truth from the memory of the writing process, its
-// laws hold over exactly that many elements, it reaches other topologies, stages and layouts, each certified, and comes back the same.
+// The demands on every real checkpoint, one test a run: it is named rightly, its digests equal the
+// truth from the memory of the writing process, its laws hold over exactly that many elements, it
+// reaches other topologies, stages and layouts, each certified, and comes back the same.
 //
-// Nothing here knows a run by name: what is expected comes from truth.json and from the list of legal targets.
+// Nothing here knows a run by name: what is expected comes from truth.json and from the list of
+// legal targets.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -51,19 +53,19 @@ int64_t NumelOfJson(const Json& shape) {
 // What truth.json says, in one form for both families.
 struct Truth {
   bool megatron = false;
-  int32_t tp = 1, pp = 1, dp = 1, zero = 0;
+  int32_t tensor_parallel = 1, pipeline_parallel = 1, data_parallel = 1, zero = 0;
   std::string dtype;
   bool supported = true;
-  std::map<std::string, std::map<std::string, std::string>> digests;   // name -> state -> sha256
-  int64_t numel = 0;                                                  // elements of all states of all logical tensors
+  std::map<std::string, std::map<std::string, std::string>> digests;  // name -> state -> sha256
+  int64_t numel = 0;  // elements of all states of all logical tensors
 };
 
 void ReadMegatron(const Json& json, Truth& truth) {
   const Json& options = json["driver_options"];
   truth.megatron = true;
-  truth.tp = options["tp"];
-  truth.pp = options["pp"];
-  truth.dp = options["dp"];
+  truth.tensor_parallel = options["tp"];
+  truth.pipeline_parallel = options["pp"];
+  truth.data_parallel = options["dp"];
   truth.zero = options["zero"];
   truth.dtype = options["dtype"];
   for (const Json& parameter : json["params"]) {
@@ -78,8 +80,8 @@ void ReadMegatron(const Json& json, Truth& truth) {
 
 void ReadPlain(const Json& json, Truth& truth) {
   const Json& options = json["run"];
-  truth.pp = options["pp"];
-  truth.dp = options["dp"];
+  truth.pipeline_parallel = options["pp"];
+  truth.data_parallel = options["dp"];
   truth.zero = options["stage"];
   truth.dtype = options["dtype"];
   if (options.value("moe", 0) != 0) truth.supported = false;
@@ -109,7 +111,8 @@ Truth ReadTruth(const fs::path& run) {
   return truth;
 }
 
-// Runs whose code keeps [q | k | v] in each shard say so in nothing but their name: the order is the user's to declare.
+// Runs whose code keeps [q | k | v] in each shard say so in nothing but their name: the order is
+// the user's to declare.
 checkpoint::QkvLayout DeclaredOrder(const std::string& run) {
   return run.find("_head_") != std::string::npos ? checkpoint::QkvLayout::kPerShard
                                                  : checkpoint::QkvLayout::kPerHeadGroup;
@@ -149,9 +152,9 @@ TEST_P(CorpusAcceptanceTest, IsNamedRightlyOrRefusedByName) {
   }
   ASSERT_TRUE(summary.ok()) << summary.error().ToString();
   const Json& json = summary.value();
-  EXPECT_EQ(json["topology"]["tp"], truth_.tp);
-  EXPECT_EQ(json["topology"]["pp"], truth_.pp);
-  EXPECT_EQ(json["topology"]["dp"], truth_.dp);
+  EXPECT_EQ(json["topology"]["tp"], truth_.tensor_parallel);
+  EXPECT_EQ(json["topology"]["pp"], truth_.pipeline_parallel);
+  EXPECT_EQ(json["topology"]["dp"], truth_.data_parallel);
   EXPECT_EQ(json["zero_stage"], truth_.zero);
   EXPECT_EQ(json["dtype"], truth_.dtype);
   EXPECT_GE(json["tensors"].size(), truth_.digests.size());
@@ -186,7 +189,8 @@ TEST_P(CorpusAcceptanceTest, LawsHoldOverEveryElementOfTheTruth) {
   }
 }
 
-// The targets tried: spread over the legal ones, and the crossings of layout, type and format beside them.
+// The targets tried: spread over the legal ones, and the crossings of layout, type and format
+// beside them.
 std::vector<reshape::TargetSpec> Targets(const reshape::Inventory& source) {
   std::vector<reshape::TargetSpec> specs;
   const auto legal = reshape::LegalTargets(source, {}, /*ranks_max=*/16);
@@ -206,8 +210,8 @@ std::string Describe(const reshape::TargetSpec& spec) {
   const auto number = [](const std::optional<int32_t>& of) {
     return of ? std::to_string(*of) : std::string("-");
   };
-  return "tp" + number(spec.tensor_parallel_size) + "-pp" + number(spec.pipeline_parallel_size) + "-dp" +
-         number(spec.data_parallel_size) + " zero" + number(spec.zero_stage) +
+  return "tp" + number(spec.tensor_parallel_size) + "-pp" + number(spec.pipeline_parallel_size) +
+         "-dp" + number(spec.data_parallel_size) + " zero" + number(spec.zero_stage) +
          (spec.universal ? " universal" : "") + (spec.layout ? " other layout" : "");
 }
 
@@ -234,8 +238,10 @@ TEST_P(CorpusAcceptanceTest, ReachesOtherTopologiesCertifiedAndComesBackTheSame)
     ASSERT_TRUE(target_digest.ok()) << target_digest.error().ToString();
     EXPECT_EQ(target_digest.value()["whole"], digest.value()["whole"]);
 
-    options.target = {.tensor_parallel_size = truth_.tp, .pipeline_parallel_size = truth_.pp,
-                      .data_parallel_size = truth_.dp, .zero_stage = truth_.zero};
+    options.target = {.tensor_parallel_size = truth_.tensor_parallel,
+                      .pipeline_parallel_size = truth_.pipeline_parallel,
+                      .data_parallel_size = truth_.data_parallel,
+                      .zero_stage = truth_.zero};
     options.target.wrapper = source.value().wrapper;
     options.target.elastic = source.value().elastic;
     options.target.cuts = source.value().cuts;
@@ -253,8 +259,9 @@ TEST_P(CorpusAcceptanceTest, ReachesOtherTopologiesCertifiedAndComesBackTheSame)
 INSTANTIATE_TEST_SUITE_P(Corpus, CorpusAcceptanceTest, testing::ValuesIn(Runs()),
                          [](const testing::TestParamInfo<std::string>& run) {
                            std::string name = run.param;
-                           std::replace_if(name.begin(), name.end(),
-                                           [](char c) { return std::isalnum(c) == 0; }, '_');
+                           std::replace_if(
+                               name.begin(), name.end(),
+                               [](char c) { return std::isalnum(c) == 0; }, '_');
                            return name;
                          });
 

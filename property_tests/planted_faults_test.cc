@@ -1,5 +1,6 @@
-// Every planted fault is refuted, with its own law as the root, in generated checkpoints and in real ones; and the sound checkpoint before it
-// was not. A fault that a checkpoint has no place for (kUsage) is counted, and each fault must find a place somewhere.
+// Every planted fault is refuted, with its own law as the root, in generated checkpoints and in
+// real ones; and the sound checkpoint before it was not. A fault that a checkpoint has no place for
+// (kUsage) is counted, and each fault must find a place somewhere.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -17,7 +18,7 @@ namespace fs = std::filesystem;
 
 const fs::path kCorpus = SHARDPROOF_SOURCE_DIR "/fixtures/corpus";
 
-struct Ground {                    // a sound checkpoint into which faults are planted
+struct Ground {  // a sound checkpoint into which faults are planted
   std::string name;
   fs::path folder;
 };
@@ -31,7 +32,8 @@ class PlantedFaultsTest : public testing::Test {
   }
   void TearDown() override { fs::remove_all(work_); }
 
-  // Damages a copy of the ground and returns the judgement; nothing where the fault has no place there.
+  // Damages a copy of the ground and returns the judgement; nothing where the fault has no place
+  // there.
   std::optional<certify::Judgement> Damaged(const Ground& ground, const fixtures::Fault& fault) {
     const fs::path copy = work_ / "damaged";
     fs::remove_all(copy);
@@ -42,10 +44,11 @@ class PlantedFaultsTest : public testing::Test {
           << fault.name << " in " << ground.name << ": " << planted.error().ToString();
       return std::nullopt;
     }
-    const auto judgement = fault.needs_pair ? certify::Certify(ground.folder, copy, {}, {})
-                                            : certify::Check(copy, {});
+    const auto judgement =
+        fault.needs_pair ? certify::Certify(ground.folder, copy, {}, {}) : certify::Check(copy, {});
     if (!judgement.ok()) {
-      // A checkpoint that cannot be read as one is refused with an error, which is no verdict but no pass either.
+      // A checkpoint that cannot be read as one is refused with an error, which is no verdict but
+      // no pass either.
       if (fault.law == "S1" || fault.law == "S8") return std::nullopt;
       ADD_FAILURE() << fault.name << " in " << ground.name << ": " << judgement.error().ToString();
       return std::nullopt;
@@ -64,9 +67,10 @@ class PlantedFaultsTest : public testing::Test {
         const auto judgement = Damaged(ground, fault);
         if (!judgement) continue;
         ++places[fault.name];
-        EXPECT_EQ(judgement->verdict, certify::Verdict::kBroken) << fault.name << " in " << ground.name;
-        EXPECT_EQ(judgement->root, fault.law)
-            << fault.name << " in " << ground.name << certify::JudgementJson(*judgement, false).dump(1);
+        EXPECT_EQ(judgement->verdict, certify::Verdict::kBroken)
+            << fault.name << " in " << ground.name;
+        EXPECT_EQ(judgement->root, fault.law) << fault.name << " in " << ground.name
+                                              << certify::JudgementJson(*judgement, false).dump(1);
       }
     }
     for (const fixtures::Fault& fault : fixtures::Faults()) {
@@ -84,7 +88,8 @@ class PlantedFaultsTest : public testing::Test {
   fs::path work_;
 };
 
-fixtures::FixtureSpec Spec(int32_t tensor_parallel, int32_t pipeline_parallel, int32_t data_parallel) {
+fixtures::FixtureSpec Spec(int32_t tensor_parallel, int32_t pipeline_parallel,
+                           int32_t data_parallel) {
   fixtures::FixtureSpec spec;
   spec.tensor_parallel = tensor_parallel;
   spec.pipeline_parallel = pipeline_parallel;
@@ -114,9 +119,10 @@ TEST_F(PlantedFaultsTest, AreRefutedByTheirOwnLawInGeneratedCheckpoints) {
   plain.pipeline_layout = false;
   plain.zero_stage = 1;
   plain.wrapper = fixtures::OptimizerWrapper::kZero;
-  ExpectRefuted({Generated("fused", Spec(2, 2, 1)), Generated("zero", zero), Generated("bf16", bf16),
-                 Generated("stage2", stage2), Generated("llama", llama), Generated("plain", plain)},
-                1);
+  ExpectRefuted(
+      {Generated("fused", Spec(2, 2, 1)), Generated("zero", zero), Generated("bf16", bf16),
+       Generated("stage2", stage2), Generated("llama", llama), Generated("plain", plain)},
+      1);
 }
 
 TEST_F(PlantedFaultsTest, AreRefutedByTheirOwnLawInRealCheckpoints) {
@@ -124,7 +130,8 @@ TEST_F(PlantedFaultsTest, AreRefutedByTheirOwnLawInRealCheckpoints) {
   for (const char* family : {"megatron_deepspeed", "deepspeed"}) {
     std::set<fs::path> runs;
     std::error_code ignored;
-    for (const auto& entry : fs::directory_iterator(kCorpus / family, ignored)) runs.insert(entry.path());
+    for (const auto& entry : fs::directory_iterator(kCorpus / family, ignored))
+      runs.insert(entry.path());
     for (const fs::path& run : runs) {
       const fs::path folder = run / "checkpoint";
       const auto summary = certify::Inspect(folder, {});

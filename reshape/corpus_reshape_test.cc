@@ -4,9 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
+#include <numeric>
 
 #include "reshape/inventory_compare.h"
+#include "reshape/plan_fixture.h"
 #include "reshape/reshape.h"
 
 namespace reshape {
@@ -25,14 +26,6 @@ struct Wish {
 };
 
 fs::path Corpus() { return fs::path(SHARDPROOF_SOURCE_DIR) / "fixtures" / "corpus"; }
-
-fs::path CleanFolder(const std::string& name) {
-  const fs::path folder = fs::temp_directory_path() / "shardproof_corpus_reshape" / name;
-  std::error_code error;
-  fs::remove_all(folder, error);
-  fs::create_directories(folder);
-  return folder;
-}
 
 std::string Text(const Wish& wish) {
   return fmt::format(
@@ -81,7 +74,7 @@ class CorpusReshapeTest : public ::testing::Test {
     if (run.filename().string().find("ovfall") != std::string::npos &&
         wish.dtype == DType::kFloat32)
       return true;
-    const fs::path folder = CleanFolder(run.filename().string());
+    const fs::path folder = FreshFolder("corpus_reshape_" + run.filename().string());
     ReshapeOptions options{read, SpecOf(wish)};
     options.flush = false;
     const auto report = Reshape(run / "checkpoint", folder / "there", options);
@@ -94,6 +87,7 @@ class CorpusReshapeTest : public ::testing::Test {
     Expect(source.value(), target.value(), what, wish.universal);
     CheckTopology(target.value(), wish, what);
     if (!generic || wish.pipeline > 1) Back(source.value(), target.value(), read, what);
+    fs::remove_all(folder);
     return true;
   }
 
@@ -117,8 +111,8 @@ class CorpusReshapeTest : public ::testing::Test {
     }
   }
 
-  void Back(const Inventory& source, const Inventory& between, const ReadOptions& read,
-            const std::string& what) {
+  static void Back(const Inventory& source, const Inventory& between, const ReadOptions& read,
+                   const std::string& what) {
     const fs::path folder = between.folder.run_folder.parent_path();
     TargetSpec spec;
     spec.tensor_parallel_size = source.topology.tensor_parallel_size;
@@ -175,19 +169,37 @@ const std::vector<Wish>& MegatronWishes() {
   return wishes;
 }
 
-TEST_F(CorpusReshapeTest, MegatronRunsGoThereAndBack) {
-  int runs = 0;
-  for (const auto& entry : fs::directory_iterator(Corpus() / "megatron_deepspeed")) {
+// Runs of a family whose names have this parity of the sum of their letters: tests can then run
+// side by side.
+std::vector<fs::path> HalfOf(const std::string& family, int half) {
+  std::vector<fs::path> runs;
+  for (const auto& entry : fs::directory_iterator(Corpus() / family)) {
     const std::string name = entry.path().filename().string();
-    if (name.find("_z3_") != std::string::npos) continue;
+    if (name.find("_z3_") != std::string::npos || name.starts_with("z3_") ||
+        name.starts_with("moe2_"))
+      continue;
+    if (std::accumulate(name.begin(), name.end(), 0) % 2 == half) runs.push_back(entry.path());
+  }
+  return runs;
+}
+
+void MegatronHalf(int half) {
+  for (const fs::path& run : HalfOf("megatron_deepspeed", half)) {
+    const std::string name = run.filename().string();
     ReadOptions read;
     read.qkv_layout = name.starts_with("r8_") ? QkvLayout::kPerShard : QkvLayout::kPerHeadGroup;
     int targets = 0;
-    for (const Wish& wish : MegatronWishes()) targets += There(entry.path(), wish, read);
+    for (const Wish& wish : MegatronWishes()) targets += CorpusReshapeTest::There(run, wish, read);
     EXPECT_GE(targets, 6) << name;
-    ++runs;
   }
-  EXPECT_GE(runs, 5);
+}
+
+TEST_F(CorpusReshapeTest, MegatronRunsGoThereAndBackFirstHalf) { MegatronHalf(0); }
+TEST_F(CorpusReshapeTest, MegatronRunsGoThereAndBackSecondHalf) { MegatronHalf(1); }
+
+TEST_F(CorpusReshapeTest, CorpusIsThere) {
+  EXPECT_GE(HalfOf("megatron_deepspeed", 0).size() + HalfOf("megatron_deepspeed", 1).size(), 5U);
+  EXPECT_GE(HalfOf("deepspeed", 0).size() + HalfOf("deepspeed", 1).size(), 5U);
 }
 
 const std::vector<Wish>& PlainWishes() {
@@ -213,17 +225,44 @@ const std::vector<Wish>& PlainWishes() {
   return wishes;
 }
 
-TEST_F(CorpusReshapeTest, PlainRunsGoThereAndBack) {
-  int runs = 0;
-  for (const auto& entry : fs::directory_iterator(Corpus() / "deepspeed")) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("z3_") || name.starts_with("moe2_")) continue;
+void PlainHalf(int half) {
+  for (const fs::path& run : HalfOf("deepspeed", half)) {
+    const std::string name = run.filename().string();
     int targets = 0;
-    for (const Wish& wish : PlainWishes()) targets += There(entry.path(), wish, {});
+    for (const Wish& wish : PlainWishes()) targets += CorpusReshapeTest::There(run, wish, {});
     EXPECT_GE(targets, name.find("elastic") == std::string::npos ? 6 : 4) << name;
-    ++runs;
   }
-  EXPECT_GE(runs, 5);
+}
+
+TEST_F(CorpusReshapeTest, PlainRunsGoThereAndBackFirstHalf) { PlainHalf(0); }
+TEST_F(CorpusReshapeTest, PlainRunsGoThereAndBackSecondHalf) { PlainHalf(1); }
+
+// Elastic files hold no hyper-parameters: with those of a rigid run given, every target is open.
+TEST_F(CorpusReshapeTest, ElasticRunsGoAnywhereWithDeclaredHyperParameters) {
+  const auto rigid = ReadInventory(Corpus() / "deepspeed" / "z1_bf16_dp4" / "checkpoint", {});
+  ASSERT_TRUE(rigid.ok());
+  std::vector<checkpoint::Value> groups;
+  for (const Group& group : rigid.value().groups) groups.push_back(group.hyper_parameters);
+  ReadOptions read;
+  read.param_groups = checkpoint::MakeList(groups);
+  int targets = 0;
+  for (const Wish& wish : PlainWishes()) {
+    const fs::path folder = FreshFolder("corpus_reshape_elastic");
+    ReshapeOptions options{read, SpecOf(wish)};
+    options.flush = false;
+    const auto source =
+        ReadInventory(Corpus() / "deepspeed" / "z1_bf16_elastic_dp2" / "checkpoint", read);
+    ASSERT_TRUE(source.ok()) << source.error().ToString();
+    if (!WhyUnreachable(source.value(), options.target).empty()) continue;
+    const auto report = Reshape(source.value().folder.run_folder, folder / "there", options);
+    ASSERT_TRUE(report.ok()) << Text(wish) << ": " << report.error().ToString();
+    const auto target = ReadInventory(folder / "there", read);
+    ASSERT_TRUE(target.ok()) << target.error().ToString();
+    Expect(source.value(), target.value(), "elastic to " + Text(wish), wish.universal);
+    fs::remove_all(folder);
+    ++targets;
+  }
+  EXPECT_GE(targets, 8);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "checkpoint/tensor.h"
 #include "checkpoint/tree.h"
+#include "reshape/plan_fixture.h"
 #include "reshape/reshape.h"
 
 namespace reshape {
@@ -132,8 +133,7 @@ class CorpusStructureTest : public ::testing::Test {
     options.target.dtype = expected.value().weight_dtype;
     options.target.wrapper = pair.wrapper;
     options.target.universal = pair.universal;
-    const fs::path out = fs::temp_directory_path() / "shardproof_corpus_structure";
-    fs::remove_all(out);
+    const fs::path out = FreshFolder("corpus_structure") / "out";
     const auto report = Reshape(Corpus() / pair.source / "checkpoint", out, options);
     ASSERT_TRUE(report.ok()) << report.error().ToString();
     fs::path folder = expected.value().folder.step_folder;

@@ -26,8 +26,8 @@ using checkpoint::Value;
 constexpr size_t kNamesInMessage = 20;
 
 struct FoundFiles {
-  std::map<int64_t, FileName> model;                      // by mp number
-  std::map<std::pair<int64_t, int64_t>, FileName> optim;  // by (mp, zero number)
+  std::map<int64_t, FileName> model;                      // by mp_index number
+  std::map<std::pair<int64_t, int64_t>, FileName> optim;  // by (mp_index, zero number)
   std::map<std::pair<int64_t, int64_t>, FileName>
       layers;  // by (layer, model number; 0 where the name has none)
   bool layers_have_model_number = false;
@@ -141,12 +141,14 @@ Error Missing(const checkpoint::StepFolder& folder, std::vector<std::string> nam
                    "Copy the missing files from where the checkpoint was written.");
 }
 
-std::string ModelName(int64_t mp) { return fmt::format("mp_rank_{:02d}_model_states.pt", mp); }
+std::string ModelName(int64_t mp_index) {
+  return fmt::format("mp_rank_{:02d}_model_states.pt", mp_index);
+}
 
 Error MissingModel(const checkpoint::StepFolder& folder, const FoundFiles& found, int64_t count) {
   std::vector<std::string> names;
-  for (int64_t mp = 0; mp < count && names.size() < kMissingNamesMax; ++mp) {
-    if (!found.model.contains(mp)) names.push_back(ModelName(mp));
+  for (int64_t mp_index = 0; mp_index < count && names.size() < kMissingNamesMax; ++mp_index) {
+    if (!found.model.contains(mp_index)) names.push_back(ModelName(mp_index));
   }
   return Missing(folder, std::move(names), fmt::format("{} model files", count));
 }
@@ -199,7 +201,7 @@ Status ReadModelFiles(const FoundFiles& found, Source& source) {
   CK_TRY(SourceFile first, OpenSourceFile(found.model.begin()->second));
   CK_TRY(const Recorded recorded, ReadRecorded(first));
   CK_DO(SetModelParallelSizes(found, recorded, inventory));
-  for (const auto& [mp, name] : found.model) {
+  for (const auto& [mp_index, name] : found.model) {
     CK_TRY(SourceFile file, OpenSourceFile(name));
     CK_TRY(const Recorded here, ReadRecorded(file));
     if (here.tensor != recorded.tensor || here.pipeline != recorded.pipeline ||
@@ -259,8 +261,8 @@ int64_t RecordedPartitions(const Value& optimizer) {
   return IntOr(count, -1);
 }
 
-std::string OptimName(const std::string& prefix, int64_t zero, int64_t mp) {
-  return fmt::format("{}zero_pp_rank_{}_mp_rank_{:02d}_optim_states.pt", prefix, zero, mp);
+std::string OptimName(const std::string& prefix, int64_t zero, int64_t mp_index) {
+  return fmt::format("{}zero_pp_rank_{}_mp_rank_{:02d}_optim_states.pt", prefix, zero, mp_index);
 }
 
 // Whether the model file says that the optimizer lives in files of its own.
@@ -268,6 +270,34 @@ bool NeedsOptimFiles(const Value& model_root) {
   const Value optimizer = Get(model_root, "optimizer");
   if (checkpoint::Has(optimizer, "single_partition_of_fp32_groups")) return true;
   return IsNone(optimizer) && !IsNone(Get(model_root, "param_shapes"));
+}
+
+// How many data ranks the optimizer files are of: as the optimizer recorded, where it disagrees
+// with the engine.
+Result<int64_t> DataRanks(const FoundFiles& found, int64_t recorded, Inventory& inventory) {
+  int64_t data = inventory.topology.data_parallel_size;
+  const FileName& name = found.optim.begin()->second;
+  if (recorded > checkpoint::kRanksMax) {
+    return MakeError(ErrorCode::kLimitExceeded, fmt::format("partition_count {}", recorded),
+                     fmt::format("at most {}", checkpoint::kRanksMax), name.path.string(), "");
+  }
+  int64_t files = 0;
+  for (const auto& [key, other] : found.optim) files = std::max(files, key.second + 1);
+  if (recorded > 0 && recorded != data) {
+    inventory.notices.push_back({"data-parallel-size-disagrees",
+                                 fmt::format("dp_world_size is {}, partition_count is {}: the "
+                                             "optimizer files are read as {} partitions.",
+                                             data, recorded, recorded),
+                                 {name.name}});
+    data = recorded;
+  }
+  if (files > data || files > checkpoint::kRanksMax) {
+    return MakeError(ErrorCode::kInconsistent,
+                     fmt::format("optimizer files of {} data ranks", files),
+                     fmt::format("{} as recorded", data), inventory.folder.step_folder.string(),
+                     "Files of two checkpoints are mixed in one folder.");
+  }
+  return data;
 }
 
 Status ReadOptimFiles(const FoundFiles& found, Inventory& inventory) {
@@ -284,40 +314,21 @@ Status ReadOptimFiles(const FoundFiles& found, Inventory& inventory) {
     prefix = name.prefix;
     CK_TRY(const SourceFile file, OpenSourceFile(name));
     const int64_t recorded = RecordedPartitions(Get(file.torch.root, "optimizer_state_dict"));
-    if (recorded > checkpoint::kRanksMax) {
-      return MakeError(ErrorCode::kLimitExceeded, fmt::format("partition_count {}", recorded),
-                       fmt::format("at most {}", checkpoint::kRanksMax), name.path.string(), "");
-    }
-    int64_t files = 0;
-    for (const auto& [key, other] : found.optim) files = std::max(files, key.second + 1);
-    if (recorded > 0 && recorded != data) {
-      inventory.notices.push_back({"data-parallel-size-disagrees",
-                                   fmt::format("dp_world_size is {}, partition_count is {}: the "
-                                               "optimizer files are read as {} partitions.",
-                                               data, recorded, recorded),
-                                   {name.name}});
-      data = recorded;
-    }
-    if (files > data || files > checkpoint::kRanksMax) {
-      return MakeError(ErrorCode::kInconsistent,
-                       fmt::format("optimizer files of {} data ranks", files),
-                       fmt::format("{} as recorded", data), inventory.folder.step_folder.string(),
-                       "Files of two checkpoints are mixed in one folder.");
-    }
+    CK_TRY(data, DataRanks(found, recorded, inventory));
     inventory.topology.data_parallel_size = static_cast<int32_t>(data);
   }
   std::vector<std::string> missing;
   inventory.optim_files.resize(static_cast<size_t>(model_ranks));
-  for (int64_t mp = 0; mp < model_ranks; ++mp) {
+  for (int64_t mp_index = 0; mp_index < model_ranks; ++mp_index) {
     for (int64_t rank = 0; rank < data && missing.size() < kMissingNamesMax; ++rank) {
-      const auto position = found.optim.find({mp, rank});
+      const auto position = found.optim.find({mp_index, rank});
       if (position == found.optim.end()) {
-        missing.push_back(OptimName(prefix, rank, mp));
+        missing.push_back(OptimName(prefix, rank, mp_index));
         continue;
       }
       if (!missing.empty()) continue;
       CK_TRY(SourceFile file, OpenSourceFile(position->second));
-      inventory.optim_files[static_cast<size_t>(mp)].push_back(std::move(file));
+      inventory.optim_files[static_cast<size_t>(mp_index)].push_back(std::move(file));
     }
   }
   if (!missing.empty()) {

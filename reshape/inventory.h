@@ -70,8 +70,8 @@ struct LogicalTensor {
       alias_of;  // canonical name of the tensor that this one shares its bytes with; empty for most
   int32_t group = -1;  // index into Inventory::groups; -1: not in the optimizer
   std::optional<StepValue> step;
-  // Alias: empty. Trainable tensors of a universal folder have no "weight": it is fp32_master rounded. Bare fp32
-  // optimizers have no "fp32_master": the weight is the master.
+  // Alias: empty. Trainable tensors of a universal folder have no "weight": it is fp32_master
+  // rounded. Bare fp32 optimizers have no "fp32_master": the weight is the master.
   std::map<std::string, StatePieces> states;
   // Strides of the full weight where it is stored transposed (in elements, of the TP = 1 tensor);
   // empty: row-major.

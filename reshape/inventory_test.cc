@@ -71,10 +71,10 @@ TEST(InventoryTest, MissingOptimizerFilesAreListed) {
 TEST(InventoryTest, NoOptimizerFileAtAllIsMissingFiles) {
   const DamagedRun run(kBf16Run);
   REQUIRE_RUN(run);
-  for (int mp = 0; mp < 4; ++mp) {
+  for (int mp_number = 0; mp_number < 4; ++mp_number) {
     for (int data = 0; data < 2; ++data) {
-      fs::remove(run.step() /
-                 fmt::format("bf16_zero_pp_rank_{}_mp_rank_{:02d}_optim_states.pt", data, mp));
+      fs::remove(run.step() / fmt::format("bf16_zero_pp_rank_{}_mp_rank_{:02d}_optim_states.pt",
+                                          data, mp_number));
     }
   }
   const auto result = run.Read();
@@ -173,9 +173,10 @@ TEST(InventoryTest, UserRulesWinAndTheDisagreementIsNoticed) {
   REQUIRE_RUN(run);
   ReadOptions options;
   options.rules =
-      checkpoint::ParseRules(
-          R"({"name": "mine", "parameters": [{"canonical": "layers\\.0\\.self_attention\\.dense\\.weight", "parallel": "column"}]})",
-          "test")
+      checkpoint::ParseRules(R"({"name": "mine", "parameters": [)"
+                             R"({"canonical": "layers\\.0\\.self_attention\\.dense\\.weight",)"
+                             R"( "parallel": "column"}]})",
+                             "test")
           .value();
   const auto result = run.Read(options);
   ASSERT_TRUE(result.ok()) << result.error().ToString();

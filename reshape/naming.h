@@ -1,5 +1,5 @@
 // Names of the two layouts and their canonical form, by the name rules. Pure text and numbering.
-// Format: docs/format/names.md. Tested by naming_test.cc.
+// Format: docs/format/megatron.md. Tested by naming_test.cc.
 #pragma once
 
 #include <cstdint>

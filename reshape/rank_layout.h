@@ -1,7 +1,7 @@
 // What each model-parallel rank of a target holds: which tensors under which names, which part of
 // each, and the order of its flat groups. Pure arithmetic on names and shapes; files and trees are
-// made from it by target_*.cc. Format: docs/format/optimizer.md and docs/format/megatron.md. Tested by
-// target_test.cc.
+// made from it by target_*.cc. Format: docs/format/optimizer.md and docs/format/megatron.md. Tested
+// by target_test.cc.
 #pragma once
 
 #include <cstdint>

@@ -119,14 +119,16 @@ Status ReadUniversal(Source& source) {
   const auto* groups = checkpoint::SequenceItems(Get(optimizer, "param_groups"));
   const std::vector<Value> hyper = groups == nullptr ? std::vector<Value>{} : *groups;
   for (ModelRank& rank : source.ranks) CK_DO(ReadRank(hyper, rank, source));
-  // The converter also writes folders for buffers and tied names: in fp32, so not as they were. The module has them.
+  // The converter also writes folders for buffers and tied names: in fp32, so not as they were. The
+  // module has them.
   std::set<std::string> members;
   for (const ModelRank& rank : source.ranks) {
     for (const LocalGroup& group : rank.groups) {
       for (const Member& member : group.members) members.insert(member.name);
     }
   }
-  std::erase_if(source.full_tensors, [&](const auto& entry) { return !members.contains(entry.first); });
+  std::erase_if(source.full_tensors,
+                [&](const auto& entry) { return !members.contains(entry.first); });
   if (inventory.layout == NameLayout::kPlain) return checkpoint::Done{};
   // The folder holds no weights of a pipeline: its tensors are those that the groups name.
   for (ModelRank& rank : source.ranks) {

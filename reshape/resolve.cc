@@ -221,15 +221,16 @@ void ResolveMoments(const Inventory& source, const TargetSpec& spec, ResolvedTar
        {}});
 }
 
-bool IsIdentical(const Inventory& source, const TargetSpec& spec, const ResolvedTarget& target) {
+bool IsIdentical(const Inventory& source, const ResolvedTarget& target) {
   const bool from_universal = source.wrapper == Wrapper::kUniversal;
   if (target.universal != from_universal || target.moment_factor != 1 ||
-      target.elastic != source.elastic)
+      target.elastic != source.elastic) {
     return false;
+  }
   if (!from_universal && target.wrapper != source.wrapper) return false;
   return target.topology == source.topology && target.dtype == source.weight_dtype &&
          target.layout == source.layout &&
-         (target.layout == NameLayout::kPlain || target.cuts == source.cuts) && !spec.wrapper;
+         (target.layout == NameLayout::kPlain || target.cuts == source.cuts);
 }
 
 }  // namespace
@@ -315,7 +316,7 @@ Result<ResolvedTarget> Resolve(const Inventory& source, const TargetSpec& spec) 
   CK_DO(CheckTensorParallel(source, target));
   ResolveFlatOrder(source, target);
   ResolveMoments(source, spec, target);
-  target.identical = IsIdentical(source, spec, target);
+  target.identical = IsIdentical(source, target);
   return target;
 }
 

@@ -1,5 +1,5 @@
 // Which part of a full tensor one tensor rank holds, and a flat interval of such a shard as pieces.
-// Pure arithmetic on shapes; nothing here knows files. Format: docs/format/parallel.md. Tested by
+// Pure arithmetic on shapes; nothing here knows files. Format: docs/format/megatron.md. Tested by
 // shards_test.cc.
 #pragma once
 

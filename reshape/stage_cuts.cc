@@ -36,14 +36,14 @@ std::vector<LayerSize> LayerSizes(const Source& source) {
   std::vector<LayerSize> sizes;
   for (const auto& [position, file] : source.inventory.layer_files) {
     if (position.second != 0) continue;
-    LayerSize size{position.first, 0};
+    LayerSize layer{position.first, 0};
     for (const NamedValue& item : FlattenModule(file.torch.root)) {
       const auto view = checkpoint::DecodeTensor(item.value, item.name);
       if (!view.ok() || !checkpoint::IsFloating(view.value().storage->dtype)) continue;
       if (buffers.contains(fmt::format("{}.{}", position.first, item.name))) continue;
-      size.numel += view.value().numel();
+      layer.numel += view.value().numel();
     }
-    sizes.push_back(size);
+    sizes.push_back(layer);
   }
   return sizes;
 }

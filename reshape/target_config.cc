@@ -192,6 +192,7 @@ Value RewriteArgs(TargetBuilder& builder, const RankLayout& rank, const Value& a
   if (CrossesLayouts(builder.source, builder.choice)) {
     SetWherePresent(out, "no_pipeline_parallel", MakeBool(!builder.pipeline()));
     SetWherePresent(out, "ds_pipeline_enabled", MakeBool(builder.pipeline()));
+    if (!builder.pipeline()) out = WithoutEntry(out, "attn_mask");  // the pipeline's alone
   }
   if (Has(out, "deepspeed_config_dict")) {
     out = WithEntry(out, "deepspeed_config_dict",

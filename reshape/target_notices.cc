@@ -26,13 +26,17 @@ std::string RowRange(int64_t begin, int64_t end) {
 }
 
 void AddVocabularyNotice(TargetBuilder& builder) {
-  const int64_t to = builder.choice.vocabulary_rows;
+  // The framework's universal form has no padding rows.
+  const int64_t original = builder.source.original_vocabulary_rows;
+  const bool cut_off = builder.choice.universal && original > 0;
+  const int64_t to = cut_off ? original : builder.choice.vocabulary_rows;
   std::vector<std::string> names;
   int64_t from = to;
   for (const LogicalTensor& tensor : builder.source.tensors) {
     if (tensor.parallel != Parallel::kVocabulary || !tensor.alias_of.empty() ||
-        tensor.shape[0] == to)
+        tensor.shape[0] == to) {
       continue;
+    }
     from = tensor.shape[0];
     names.push_back(tensor.name);
   }
@@ -105,6 +109,18 @@ void AddRankNotices(TargetBuilder& builder) {
                ? " That of the other source ranks is dropped."
                : ""),
       mapping);
+}
+
+void AddFileNotice(TargetBuilder& builder) {
+  std::vector<std::string> names;
+  for (const checkpoint::FileName& file : builder.source.folder.files) {
+    if (file.kind == checkpoint::FileKind::kUnknown) names.push_back(file.name);
+  }
+  if (names.empty()) return;
+  builder.Notify(
+      "files-left-behind",
+      "Files in the source's step folder that the framework does not write are not carried.",
+      names);
 }
 
 void AddBatchNotice(TargetBuilder& builder) {
@@ -193,6 +209,11 @@ void AddFormNotices(TargetBuilder& builder) {
                     "writes it; loading at another TP is right only for rows per head group.",
                     source.topology.tensor_parallel_size));
   }
+  if (CrossesLayouts(source, builder.choice) && !builder.pipeline() &&
+      checkpoint::Has(SourceArgs(source), "attn_mask")) {
+    builder.Notify("attention-mask-dropped",
+                   "args.attn_mask belongs to the pipeline layout; the model code makes it anew.");
+  }
   const bool recut = builder.pipeline() && builder.choice.cuts != source.cuts;
   if (recut) {
     std::string cuts;
@@ -208,6 +229,7 @@ void AddNotices(TargetBuilder& builder) {
   AddVocabularyNotice(builder);
   AddStaleCopyNotices(builder);
   AddRankNotices(builder);
+  AddFileNotice(builder);
   AddBatchNotice(builder);
   AddOptimizerNotices(builder);
   AddFormNotices(builder);

@@ -319,6 +319,29 @@ TEST(TargetTest, UniversalRefusesNamesThatAreNoFolder) {
   EXPECT_EQ(target.error().code, ErrorCode::kUnsupported);
 }
 
+TEST(TargetTest, UniversalFormDropsAllPaddingRowsAndSaysSo) {
+  TargetSpec spec = Spec(1, 1, 1, 1);
+  spec.universal = true;
+  const Target target = LayOut(MakeGpt({}), spec);
+  ASSERT_TRUE(HasNotice(target, "vocabulary-rows-dropped"));
+}
+
+TEST(TargetTest, WeightsAloneStayWeightsAlone) {
+  Inventory source = MakePlain({4}, Wrapper::kNone, DType::kBFloat16);
+  source.tensors[0].group = -1;
+  source.tensors[0].role = Role::kFrozen;
+  source.groups.clear();
+  const Target target = LayOut(source, Spec(1, 1, 3, 0));
+  ASSERT_EQ(target.files.size(), 1U);
+  EXPECT_TRUE(IsNone(Get(TreeOf(target, "mp_rank_00_model_states.pt"), "optimizer")));
+}
+
+TEST(TargetTest, UnknownFilesAreLeftBehindAndNamed) {
+  Inventory source = MakeGpt({});
+  source.folder.files = {{"/nowhere/notes.txt", "notes.txt"}};
+  EXPECT_TRUE(HasNotice(LayOut(source, Spec(1, 1, 2, 1)), "files-left-behind"));
+}
+
 TEST(TargetTest, RoundRobinDealsMembersOut) {
   EXPECT_EQ(RoundRobinOrder(7, 3), (std::vector<size_t>{0, 3, 6, 1, 4, 2, 5}));
   EXPECT_EQ(RoundRobinOrder(2, 5), (std::vector<size_t>{0, 1}));
