@@ -56,10 +56,10 @@ int64_t VocabularyRows(const Inventory& inventory) {
 }
 
 class CorpusReshapeTest : public ::testing::Test {
- protected:
+ public:
   // Returns whether the target is legal; then it was made, read again and compared, and so was the
   // way back.
-  bool There(const fs::path& run, const Wish& wish, const ReadOptions& read) {
+  static bool There(const fs::path& run, const Wish& wish, const ReadOptions& read) {
     const std::string what = run.filename().string() + " to " + Text(wish);
     const auto source = ReadInventory(run / "checkpoint", read);
     EXPECT_TRUE(source.ok()) << what << ": " << source.error().ToString();
