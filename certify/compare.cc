@@ -25,12 +25,15 @@ using nlohmann::ordered_json;
 constexpr int64_t kBytesPerElement = 16;
 constexpr int64_t kFactorUlp = 8;  // a factor is known from one element only
 constexpr double kFactorSpread = 1e-5;
+constexpr double kSquareSpread = 1e-4;
+constexpr double kNormSpread = 0.2;
 
 // One state of one tensor on both sides.
 struct StateComparison {
   std::string name, state, problem;  // problem: why it was not compared
   Difference difference;
-  std::optional<double> factor;  // b is a times this, to a few ulp
+  std::optional<double> factor;   // b is a times this, to a few ulp
+  double aa = 0, bb = 0, ab = 0;  // sums of squares and products, of float32 states
 };
 
 ordered_json NumberJson(double value) {
@@ -41,6 +44,18 @@ ordered_json NumberJson(double value) {
 
 ordered_json PlaceJson(int64_t index, double a, double b) {
   return {{"index", index}, {"a", NumberJson(a)}, {"b", NumberJson(b)}};
+}
+
+void AddProducts(const at::Tensor& a, const at::Tensor& b, StateComparison& comparison) {
+  const auto* x = a.const_data_ptr<float>();
+  const auto* y = b.const_data_ptr<float>();
+  for (int64_t i = 0; i < a.numel(); ++i) {
+    const double left = x[i], right = y[i];
+    if (!std::isfinite(left) || !std::isfinite(right)) continue;
+    comparison.aa += left * left;
+    comparison.bb += right * right;
+    comparison.ab += left * right;
+  }
 }
 
 void CompareTensors(const at::Tensor& a, const at::Tensor& b, StateComparison& comparison) {
@@ -72,6 +87,7 @@ void CompareTensors(const at::Tensor& a, const at::Tensor& b, StateComparison& c
   if (comparison.difference.equal() || x.scalar_type() != at::kFloat ||
       y.scalar_type() != at::kFloat)
     return;
+  AddProducts(x, y, comparison);
   const double factor = FactorAtLargest(x, y);
   if (std::isfinite(factor) && factor != 0 && CompareScaled(x, y, {factor, kFactorUlp}).equal())
     comparison.factor = factor;
@@ -104,6 +120,7 @@ ordered_json StatesJson(const std::vector<StateComparison>& comparisons) {
     double relative_max = 0;
     bool one_factor = true;
     std::optional<double> factor;
+    double aa = 0, bb = 0, ab = 0;
   };
   std::map<std::string, Sum> sums;
   for (const StateComparison& comparison : comparisons) {
@@ -113,6 +130,9 @@ ordered_json StatesJson(const std::vector<StateComparison>& comparisons) {
     sum.differing += difference.differing;
     sum.ulp_max = std::max(sum.ulp_max, difference.ulp_max);
     sum.relative_max = std::max(sum.relative_max, difference.relative_max);
+    sum.aa += comparison.aa;
+    sum.bb += comparison.bb;
+    sum.ab += comparison.ab;
     if (difference.equal()) continue;
     if (!sum.factor) sum.factor = comparison.factor;
     sum.one_factor =
@@ -127,20 +147,36 @@ ordered_json StatesJson(const std::vector<StateComparison>& comparisons) {
                    {"max_relative", NumberJson(sum.relative_max)}};
     json[state]["factor"] = nullptr;
     if (sum.differing > 0 && sum.one_factor && sum.factor) json[state]["factor"] = *sum.factor;
+    if (sum.aa > 0 && sum.bb > 0) {
+      json[state]["norm_ratio"] = NumberJson(std::sqrt(sum.bb / sum.aa));
+      json[state]["cosine"] = NumberJson(sum.ab / std::sqrt(sum.aa * sum.bb));
+    }
   }
   return json;
 }
 
-// exp_avg times k and exp_avg_sq times k squared: the gradients of one side were scaled.
+// exp_avg times k and exp_avg_sq times k squared: the gradients of one side were scaled. `exact`:
+// every element to a few ulp; else the norms say so, as they do for two runs that differ in their
+// gradients' scale and in rounding.
 ordered_json ConstantFactorJson(const ordered_json& states) {
-  const auto factor = [&](const char* state) -> std::optional<double> {
-    if (!states.contains(state) || !states[state]["factor"].is_number()) return std::nullopt;
-    return states[state]["factor"].get<double>();
+  const auto number = [&](const char* state, const char* key) -> std::optional<double> {
+    if (!states.contains(state) || !states[state].contains(key)) return std::nullopt;
+    if (!states[state][key].is_number()) return std::nullopt;
+    return states[state][key].get<double>();
   };
-  const auto first = factor(oracle::kExpAvg), second = factor(oracle::kExpAvgSq);
-  if (!first || !second) return nullptr;
-  const bool squared = std::fabs(*second - *first * *first) <= 1e-4 * std::fabs(*second);
-  return {{"exp_avg", *first}, {"exp_avg_sq", *second}, {"is_square", squared}};
+  for (const bool exact : {true, false}) {
+    const char* key = exact ? "factor" : "norm_ratio";
+    const auto first = number(oracle::kExpAvg, key), second = number(oracle::kExpAvgSq, key);
+    if (!first || !second) continue;
+    const double spread = exact ? kSquareSpread : kNormSpread;
+    const double square = *first * *first;
+    const bool is_square = std::fabs(*second - square) <= spread * std::fabs(*second);
+    // Norms that are about equal say nothing about a factor.
+    if (!exact && (!is_square || std::fabs(*first - 1) < kNormSpread)) return nullptr;
+    return {
+        {"exp_avg", *first}, {"exp_avg_sq", *second}, {"is_square", is_square}, {"exact", exact}};
+  }
+  return nullptr;
 }
 
 struct Names {

@@ -40,6 +40,7 @@ set(CERTIFY_SOURCES
 set(CERTIFY_TESTS
   certificate_test.cc
   compare_bits_test.cc
+  compare_test.cc
   corpus_laws_test.cc
   counters_test.cc
   fake_oracle.cc

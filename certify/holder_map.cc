@@ -65,7 +65,7 @@ std::vector<HolderShare> SharesOfHolders(const Subject& subject, size_t index,
                                          const std::vector<bool>& marked) {
   const oracle::TensorInfo& info = subject.tensors()[index];
   const int64_t ranks = info.partition_dim < 0 ? 1 : subject.summary().tensor_parallel;
-  if (NumelOfShape(info.shape) > kMappedNumelMax) return {};
+  if (ranks < 1 || NumelOfShape(info.shape) > kMappedNumelMax) return {};
   const auto assembled = subject.oracle->Assemble(index, state);
   const auto holders = subject.oracle->PartOfEachHolder(index, state);
   if (!assembled.ok() || !holders.ok()) return {};

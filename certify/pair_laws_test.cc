@@ -378,6 +378,21 @@ TEST_F(PairLawsTest, KeysOfArgsAreListedAndUnexplainedChangesBreakR7) {
   EXPECT_NE(Broken("R7", "changed").text.find("hidden_size"), std::string::npos);
 }
 
+TEST_F(PairLawsTest, ChangesInsideAMappingAreListedByPath) {
+  const auto config = [](int64_t stage, bool extra) {
+    std::vector<std::pair<checkpoint::Value, checkpoint::Value>> items = {
+        {checkpoint::MakeString("zero_optimization"), Dict("stage", stage)}};
+    if (extra)
+      items.push_back({checkpoint::MakeString("steps_per_print"), checkpoint::MakeInt(10)});
+    return checkpoint::MakeDict(std::move(items));
+  };
+  source_->facts.carried["ds_config"] = {{{}, config(0, true)}};
+  target_->facts.carried["ds_config"] = {{{}, config(1, false)}};
+  const std::string text = Listed("R7", "re-derived").text;
+  EXPECT_NE(text.find("ds_config.zero_optimization.stage: 0 -> 1"), std::string::npos) << text;
+  EXPECT_NE(text.find("ds_config.steps_per_print (10) is dropped"), std::string::npos) << text;
+}
+
 TEST_F(PairLawsTest, ADroppedClientEntryIsListed) {
   source_->facts.carried["client_note"] = {{{}, checkpoint::MakeString("x")}};
   EXPECT_NE(Listed("R7", "dropped").text.find("client_note is in the source only"),

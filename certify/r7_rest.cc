@@ -89,6 +89,42 @@ bool IsOneOf(const char* const (&names)[kCount], const std::string& key) {
                      [&](const char* name) { return key == name; });
 }
 
+// Levels of mappings that are taken apart to say what changed in them.
+constexpr int kChangeDepthMax = 4;
+
+// "ds_config.zero_optimization.stage: 0 -> 1", one text a changed entry.
+void AppendChanges(const std::string& path, const Value& a, const Value& b, int depth,
+                   std::vector<std::string>& changes) {
+  const checkpoint::Items* source_items = checkpoint::MappingItems(a);
+  const checkpoint::Items* target_items = checkpoint::MappingItems(b);
+  if (source_items == nullptr || target_items == nullptr || depth == 0) {
+    changes.push_back(
+        Format("{}: {} -> {}", path, checkpoint::Render(a, 120), checkpoint::Render(b, 120)));
+    return;
+  }
+  const auto key_of = [](const Value& key) {
+    return checkpoint::AsString(key).value_or(checkpoint::Render(key, 80));
+  };
+  const size_t before = changes.size();
+  for (const auto& [key, value] : *source_items) {
+    const std::string name = key_of(key);
+    const Value other = checkpoint::Get(b, name);
+    if (SameTree(value, other)) continue;
+    if (other == nullptr) {
+      changes.push_back(
+          Format("{}.{} ({}) is dropped", path, name, checkpoint::Render(value, 120)));
+    } else {
+      AppendChanges(path + "." + name, value, other, depth - 1, changes);
+    }
+  }
+  for (const auto& [key, value] : *target_items)
+    if (!checkpoint::Has(a, key_of(key)))
+      changes.push_back(
+          Format("{}.{} ({}) is new", path, key_of(key), checkpoint::Render(value, 120)));
+  // Keys that are no texts, or another order of the same entries.
+  if (changes.size() == before) changes.push_back(path + ": other entries, or in another order");
+}
+
 class Rest {
  public:
   Rest(const Subject& source, const Subject& target)
@@ -165,8 +201,13 @@ class Rest {
       carried_entries_.push_back(key);
       return;
     }
-    const std::string change =
-        Format("{}: {} -> {}", key, checkpoint::Render(a, 120), checkpoint::Render(b, 120));
+    ListChange(key, a, b, rule);
+  }
+
+  void ListChange(const std::string& key, const Value& a, const Value& b, const char* rule) {
+    std::vector<std::string> changes;
+    AppendChanges(key, a, b, kChangeDepthMax, changes);
+    const std::string change = JoinText(changes, "; ");
     if (rule != nullptr) {
       Add("re-derived", key, Format("{}, from {}", change, rule));
     } else {
@@ -195,14 +236,7 @@ class Rest {
         carried_args_.push_back(key);
         continue;
       }
-      const char* rule = RuleOf(kArgsRules, key);
-      const std::string change = Format("args.{}: {} -> {}", key, checkpoint::Render(value, 80),
-                                        checkpoint::Render(other, 80));
-      if (rule != nullptr) {
-        Add("re-derived", "args." + key, Format("{}, from {}", change, rule));
-      } else {
-        Add("changed", "args." + key, change + ": no rule explains the change", true);
-      }
+      ListChange("args." + key, value, other, RuleOf(kArgsRules, key));
     }
     for (const auto& [key_value, value] : *target_items) {
       const std::string key = checkpoint::AsString(key_value).value_or("");
