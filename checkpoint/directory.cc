@@ -303,6 +303,21 @@ FileName ParseFileName(const fs::path& path) {
   return out;
 }
 
+namespace {
+
+// Without `latest`, a universal folder beside native steps is not what anybody would resume from.
+Status RequireAlone(const Listing& here, const std::string& universal, const fs::path& folder) {
+  for (const std::string& name : here.folders) {
+    if (name == universal || !name.starts_with("global_step")) continue;
+    return Error{ErrorCode::kMissingFile, "no `latest`, step folders " + name + " and " + universal,
+                 "a `latest` that names one", folder.string(),
+                 "Name the step with --tag, or restore `latest`."};
+  }
+  return Done{};
+}
+
+}  // namespace
+
 Result<StepFolder> OpenStepFolder(const fs::path& path, const std::string& tag) {
   CK_DO(RequireFolder(path));
   CK_TRY(const fs::path folder, Named(path));
@@ -314,6 +329,7 @@ Result<StepFolder> OpenStepFolder(const fs::path& path, const std::string& tag) 
   for (const char* pointer : {"latest", "latest_universal"}) {
     if (!Contains(here.files, pointer)) continue;
     CK_TRY(const std::string latest, ReadTag(folder / pointer));
+    if (std::string_view(pointer) == "latest_universal") CK_DO(RequireAlone(here, latest, folder));
     return OpenTag(folder, here, latest, pointer);
   }
   StepFolder out;

@@ -268,6 +268,9 @@ TEST_F(StepFolderTest, UniversalFolder) {
   Touch("global_step4/zero/readme/text");
   Touch("global_step4/mp_rank_00_model_states.pt");
   EXPECT_FALSE(OpenStepFolder(Run() / "global_step4", "").value().universal);
+  // Beside a native step it is not followed: whoever lost `latest` must say which is meant.
+  ExpectRefused(Run(), "", ErrorCode::kMissingFile);
+  EXPECT_TRUE(OpenStepFolder(Run(), "global_step3_universal").ok());
 }
 
 TEST_F(StepFolderTest, EveryCorpusFileHasAKnownName) {

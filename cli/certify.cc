@@ -17,6 +17,8 @@ struct CertifyFlags {
 };
 
 int RunCertify(const CertifyFlags& flags) {
+  const auto paths = CheckReportPaths(flags.reports, {flags.source, flags.target});
+  if (!paths.ok()) return ReportError(paths.error(), flags.json);
   const auto source_declared = ToDeclared(flags.declarations);
   if (!source_declared.ok()) return ReportError(source_declared.error(), flags.json);
   certify::Declared target_declared = source_declared.value();

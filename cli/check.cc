@@ -15,6 +15,9 @@ struct CheckFlags {
 };
 
 int RunCheck(const CheckFlags& flags) {
+  const auto paths =
+      CheckReportPaths({.json = "", .html = "", .junit = flags.junit}, {flags.checkpoint});
+  if (!paths.ok()) return ReportError(paths.error(), flags.json);
   const auto declared = ToDeclared(flags.declarations);
   if (!declared.ok()) return ReportError(declared.error(), flags.json);
   const auto judgement = certify::Check(flags.checkpoint, declared.value());

@@ -2,8 +2,10 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <exception>
 #include <new>
+#include <system_error>
 
 #include "cli/command.h"
 #include "cli/report.h"
@@ -35,11 +37,17 @@ int Run(int argument_count, char** arguments) {
 }  // namespace
 
 int main(int argument_count, char** arguments) {
+  // Above a file size limit a write shall fail with an error that names the file.
+  std::signal(SIGXFSZ, SIG_IGN);
   // Whatever a library throws past its room is our bug; it must not look like a verdict.
   try {
     return Run(argument_count, arguments);
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "shardproof: out of memory\n");
+    return cli::kExitBadInput;
+  } catch (const std::system_error& error) {
+    // Standard output cannot be written: a full disk behind a redirection.
+    fmt::print(stderr, "shardproof: {}\n", error.what());
     return cli::kExitBadInput;
   } catch (const std::exception& error) {
     fmt::print(stderr, "shardproof: internal error: {}\n", error.what());

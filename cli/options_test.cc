@@ -2,10 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "checkpoint/tree.h"
+#include "cli/report.h"
 
 namespace cli {
 namespace {
@@ -76,6 +77,17 @@ TEST(OptionsTest, ParamGroupsThatAreNoListOfFlatDictionariesAreUsageErrors) {
     EXPECT_EQ(ReadParamGroups(FileWith("bad.json", text)).error().code, ErrorCode::kUsage) << text;
   }
   EXPECT_EQ(ReadParamGroups("/nonexistent/groups.json").error().code, ErrorCode::kNotFound);
+}
+
+TEST(ReportPathsTest, NeverLieInsideACheckpoint) {
+  const std::string folder = testing::TempDir() + "run";
+  std::filesystem::create_directories(folder + "/global_step4");
+  const ReportFiles inside{.json = folder + "/global_step4/c.json", .html = "", .junit = ""};
+  EXPECT_EQ(CheckReportPaths(inside, {"", folder}).error().code, ErrorCode::kUsage);
+  const ReportFiles beside{.json = folder + ".json", .html = "", .junit = ""};
+  EXPECT_TRUE(CheckReportPaths(beside, {folder}).ok());
+  const ReportFiles nowhere{.json = "", .html = folder + "/none/c.html", .junit = ""};
+  EXPECT_EQ(CheckReportPaths(nowhere, {}).error().code, ErrorCode::kNotFound);
 }
 
 TEST(OptionsTest, ARulesFileThatDoesNotParseIsMalformedRules) {

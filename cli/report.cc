@@ -118,6 +118,30 @@ std::string Bytes(int64_t bytes) {
   return fmt::format("{:.1f} {}", amount, kUnits[unit]);
 }
 
+checkpoint::Status CheckReportPaths(const ReportFiles& files,
+                                    const std::vector<std::string>& checkpoints) {
+  namespace fs = std::filesystem;
+  for (const std::string& report : {files.json, files.html, files.junit}) {
+    if (report.empty()) continue;
+    std::error_code code;
+    const fs::path path = fs::weakly_canonical(fs::absolute(report, code), code);
+    if (!fs::is_directory(path.parent_path(), code)) {
+      return checkpoint::Error{checkpoint::ErrorCode::kNotFound, "no such folder",
+                               "a folder for the report", report, "Make it, or name another."};
+    }
+    for (const std::string& checkpoint : checkpoints) {
+      if (checkpoint.empty()) continue;
+      const fs::path folder = fs::weakly_canonical(fs::absolute(checkpoint, code), code);
+      const std::string inner = path.lexically_relative(folder).string();
+      if (inner.empty() || inner.starts_with("..")) continue;
+      return checkpoint::Error{checkpoint::ErrorCode::kUsage, "a report inside " + checkpoint,
+                               "a path outside of both checkpoints", report,
+                               "Reports never go into a checkpoint: name another path."};
+    }
+  }
+  return checkpoint::Done{};
+}
+
 checkpoint::Status WriteReports(const ReportFiles& files, const certify::Judgement& judgement,
                                 const nlohmann::ordered_json& certificate) {
   if (!files.json.empty()) {

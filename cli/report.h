@@ -32,6 +32,10 @@ std::string Bytes(int64_t bytes);
 struct ReportFiles {
   std::string json, html, junit;
 };
+// Before any work: no report may lie inside a checkpoint, and its folder must be there. Errors:
+// kUsage, kNotFound.
+checkpoint::Status CheckReportPaths(const ReportFiles& files,
+                                    const std::vector<std::string>& checkpoints);
 checkpoint::Status WriteReports(const ReportFiles& files, const certify::Judgement& judgement,
                                 const nlohmann::ordered_json& certificate);
 

@@ -127,6 +127,8 @@ int RunReshape(const ReshapeFlags& flags) {
                         "Name the folder to write; it must not exist."},
                        flags.json);
   }
+  const auto paths = CheckReportPaths(flags.reports, {flags.source, flags.target});
+  if (!paths.ok()) return ReportError(paths.error(), flags.json);
   options.dry_run = flags.dry_run;
   options.flush = !flags.no_flush;
   options.threads = flags.declarations.threads;

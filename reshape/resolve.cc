@@ -195,18 +195,41 @@ bool IsUnscaled(Wrapper wrapper, DType dtype, const FrameworkVersion& version) {
          version >= kUnscaledLossSince;
 }
 
-void ResolveMoments(const Inventory& source, const TargetSpec& spec, ResolvedTarget& target) {
+// Without ZeRO files and with one stage, no file names the layers that share a tied module.
+Status CheckTiedModules(const Inventory& source, const ResolvedTarget& target) {
+  const bool nameless = target.wrapper == Wrapper::kFused || target.wrapper == Wrapper::kUnfused ||
+                        target.wrapper == Wrapper::kFp32;
+  if (source.megatron || target.universal || !nameless || target.layout != NameLayout::kPipeline ||
+      target.topology.pipeline_parallel_size > 1) {
+    return checkpoint::Done{};
+  }
+  for (const LogicalTensor& tensor : source.tensors) {
+    if (!tensor.name.starts_with("tied_modules.")) continue;
+    return Unreachable(tensor.name + " on one pipeline stage without ZeRO",
+                       "a target whose files say which layers are tied",
+                       "Choose --zero 1, or two stages or more.");
+  }
+  return checkpoint::Done{};
+}
+
+Status ResolveMoments(const Inventory& source, const TargetSpec& spec, ResolvedTarget& target) {
   const FrameworkVersion version = SourceVersion(source);
   const bool from = IsUnscaled(source.wrapper, source.weight_dtype, version);
   const bool to = IsUnscaled(target.wrapper, target.dtype, version);
-  if (from == to || target.wrapper == Wrapper::kNone) return;
+  if (from == to || target.wrapper == Wrapper::kNone) return checkpoint::Done{};
   const Value dict = SourceOptimizerDict(source, 0);
   Value scale = Get(dict, "cur_scale");
   if (scale == nullptr) scale = GetPath(dict, {"loss_scaler", "cur_scale"});
   const double factor = checkpoint::AsNumber(scale).value_or(1);
-  if (!(factor > 1) || factor > 1e30) return;
+  if (!(factor > 1) || factor > 1e30) return checkpoint::Done{};
   target.unscaled_factor = factor;
   const bool rescale = spec.moments == Moments::kRescale;
+  // A judge can tell a rescale from a fault only where the type stays.
+  if (rescale && target.dtype != source.weight_dtype) {
+    return Error{ErrorCode::kUsage, "--moments rescale together with another type",
+                 "fp16 on both sides", "--moments",
+                 "Reshape with --moments rescale first, then change the type."};
+  }
   if (rescale) target.moment_factor = static_cast<float>(from ? factor : 1 / factor);
   target.notices.push_back(
       {"unscaled-moments",
@@ -219,6 +242,7 @@ void ResolveMoments(const Inventory& source, const TargetSpec& spec, ResolvedTar
                    rescale ? (from ? "multiplied by both" : "divided by both")
                            : "carried as they are; --moments rescale changes them"),
        {}});
+  return checkpoint::Done{};
 }
 
 bool IsIdentical(const Inventory& source, const ResolvedTarget& target) {
@@ -311,11 +335,12 @@ Result<ResolvedTarget> Resolve(const Inventory& source, const TargetSpec& spec) 
       target.wrapper == Wrapper::kZero && !target.universal && (spec.elastic || source.elastic);
   CK_DO(CheckWrapper(source, target));
   CK_DO(CheckPipeline(source, target));
+  CK_DO(CheckTiedModules(source, target));
   CK_DO(ResolveCuts(source, spec, target));
   CK_DO(ResolveVocabulary(source, target));
   CK_DO(CheckTensorParallel(source, target));
   ResolveFlatOrder(source, target);
-  ResolveMoments(source, spec, target);
+  CK_DO(ResolveMoments(source, spec, target));
   target.identical = IsIdentical(source, target);
   return target;
 }
