@@ -246,6 +246,13 @@ TEST_P(CorpusAcceptanceTest, ReachesOtherTopologiesCertifiedAndComesBackTheSame)
     options.target.elastic = source.value().elastic;
     options.target.cuts = source.value().cuts;
     const auto home = reshape::Reshape(there, back, options);
+    if (!home.ok() && !truth_.megatron && spec.pipeline_parallel_size == 1 &&
+        truth_.pipeline_parallel > 1) {
+      // One stage does not say which layers share a tied module: refused until it is declared.
+      EXPECT_EQ(home.error().code, checkpoint::ErrorCode::kUndeclared);
+      ++reached;
+      continue;
+    }
     ASSERT_TRUE(home.ok()) << home.error().ToString();
     const auto back_digest = certify::Digest(back, declared_, "xxh3-128");
     ASSERT_TRUE(back_digest.ok()) << back_digest.error().ToString();
