@@ -194,6 +194,7 @@ bool IsDamage(ErrorCode code) {
     case ErrorCode::kChecksumMismatch:
     case ErrorCode::kMalformedPickle:
     case ErrorCode::kMalformedTensor:
+    case ErrorCode::kLimitExceeded:
       return true;
     default:
       return false;

@@ -68,6 +68,19 @@ constexpr KeyRule kArgsRules[] = {
     {"deepspeed_configuration", "the target's topology, stage and type"},
 };
 
+// Of a DeepSpeed configuration, what follows from topology, stage and type.
+constexpr const char* kConfigurationEntries[] = {"zero_optimization",
+                                                 "zero_allow_untested_optimizer",
+                                                 "fp16",
+                                                 "bf16",
+                                                 "bfloat16",
+                                                 "train_batch_size",
+                                                 "data_types",
+                                                 "checkpoint",
+                                                 "train_micro_batch_size_per_gpu",
+                                                 "gradient_accumulation_steps",
+                                                 "communication_data_type"};
+
 constexpr const char* kRandomStates[] = {"rng_state",      "random_rng_state",
                                          "np_rng_state",   "torch_rng_state",
                                          "cuda_rng_state", "rng_tracker_states"};
@@ -125,6 +138,16 @@ void AppendChanges(const std::string& path, const Value& a, const Value& b, int 
   if (changes.size() == before) changes.push_back(path + ": other entries, or in another order");
 }
 
+// A change inside a DeepSpeed configuration that its rule covers; any change of another entry.
+bool IsExplained(const std::string& change) {
+  for (const std::string_view configuration : {"ds_config.", "args.deepspeed_config_dict."}) {
+    if (change.compare(0, configuration.size(), configuration) != 0) continue;
+    const std::string rest = change.substr(configuration.size());
+    return IsOneOf(kConfigurationEntries, rest.substr(0, rest.find_first_of(".: ")));
+  }
+  return true;
+}
+
 class Rest {
  public:
   Rest(const Subject& source, const Subject& target)
@@ -148,10 +171,10 @@ class Rest {
         Add(a == nullptr ? "made-up" : "dropped", key,
             Format("{} is in the {} only{}{}", key, a == nullptr ? "target" : "source",
                    rule == nullptr ? "" : ": follows from ", rule == nullptr ? "" : rule));
-      } else if (key == "args") {
-        CompareArgs(a->front().second, b->front().second);
-      } else {
-        CompareEntry(key, a->front().second, b->front().second, RuleOf(kEntryRules, key));
+      } else if (key == "args" && IsMapping(*a) && IsMapping(*b)) {
+        CompareArgs(*a, *b);
+      } else if (CompareEntry(key, *a, *b, RuleOf(kEntryRules, key))) {
+        carried_entries_.push_back(key);
       }
     }
     ListCarried("model files", carried_entries_);
@@ -196,54 +219,72 @@ class Rest {
     report_.Add(std::move(finding), -1);
   }
 
-  void CompareEntry(const std::string& key, const Value& a, const Value& b, const char* rule) {
-    if (SameTree(a, b)) {
-      carried_entries_.push_back(key);
-      return;
-    }
-    ListChange(key, a, b, rule);
+  static bool IsMapping(const Holders& holders) {
+    return std::all_of(holders.begin(), holders.end(), [](const auto& holder) {
+      return checkpoint::MappingItems(holder.second) != nullptr;
+    });
   }
 
-  void ListChange(const std::string& key, const Value& a, const Value& b, const char* rule) {
-    std::vector<std::string> changes;
-    AppendChanges(key, a, b, kChangeDepthMax, changes);
-    const std::string change = JoinText(changes, "; ");
-    if (rule != nullptr) {
-      Add("re-derived", key, Format("{}, from {}", change, rule));
-    } else {
-      Add("changed", key, change + ": no rule explains the change", true);
+  // Every value of the target is some value of the source: ranks may differ among themselves, and a
+  // target has other ranks. Lists what is not, each change once; false if there was one.
+  bool CompareEntry(const std::string& key, const Holders& a, const Holders& b, const char* rule) {
+    std::set<std::string> listed;
+    for (const auto& [place, value] : b) {
+      const auto same = [&value = value](const auto& holder) {
+        return SameTree(holder.second, value);
+      };
+      if (std::any_of(a.begin(), a.end(), same)) continue;
+      std::vector<std::string> changes;
+      AppendChanges(key, a.front().second, value, kChangeDepthMax, changes);
+      const std::string change = JoinText(changes, "; ");
+      if (!listed.insert(change).second) continue;
+      Finding finding;
+      finding.fault = rule == nullptr || !std::all_of(changes.begin(), changes.end(), IsExplained);
+      finding.kind = finding.fault ? "changed" : "re-derived";
+      finding.state = key;
+      finding.count = 1;
+      finding.text = finding.fault ? change + ": no rule explains the change"
+                                   : Format("{}, from {}", change, rule);
+      report_.Add(finding.fault ? WithPlace(std::move(finding), place) : std::move(finding));
     }
+    return listed.empty();
   }
 
-  void CompareArgs(const Value& a, const Value& b) {
-    const checkpoint::Items* source_items = checkpoint::MappingItems(a);
-    const checkpoint::Items* target_items = checkpoint::MappingItems(b);
-    if (source_items == nullptr || target_items == nullptr) {
-      CompareEntry("args", a, b, nullptr);
-      return;
-    }
-    for (const auto& [key_value, value] : *source_items) {
-      const std::string key =
-          checkpoint::AsString(key_value).value_or(checkpoint::Render(key_value, 80));
+  void CompareArgs(const Holders& a, const Holders& b) {
+    const auto keys_of = [](const Holders& holders) {
+      std::vector<std::string> keys;
+      std::set<std::string> known;
+      for (const auto& [place, args] : holders)
+        for (const auto& [key, value] : *checkpoint::MappingItems(args))
+          if (const auto name = checkpoint::AsString(key); name && known.insert(*name).second)
+            keys.push_back(*name);
+      return keys;
+    };
+    // The entry on every rank; null where a rank lacks it.
+    const auto values_of = [](const Holders& holders, const std::string& key) {
+      Holders values;
+      for (const auto& [place, args] : holders)
+        values.emplace_back(place, checkpoint::Get(args, key));
+      return values;
+    };
+    const auto has = [](const auto& holder) { return holder.second != nullptr; };
+    for (const std::string& key : keys_of(a)) {
+      const Holders before = values_of(a, key), after = values_of(b, key);
       report_.Compared(1);
-      if (!checkpoint::Has(b, key)) {
+      if (std::none_of(after.begin(), after.end(), has)) {
         Add("dropped", "args." + key,
-            Format("args.{} ({}) is not in the target", key, checkpoint::Render(value, 80)));
-        continue;
-      }
-      const Value other = checkpoint::Get(b, key);
-      if (SameTree(value, other)) {
+            Format(
+                "args.{} ({}) is not in the target", key,
+                checkpoint::Render(std::find_if(before.begin(), before.end(), has)->second, 80)));
+      } else if (CompareEntry("args." + key, before, after, RuleOf(kArgsRules, key))) {
         carried_args_.push_back(key);
-        continue;
       }
-      ListChange("args." + key, value, other, RuleOf(kArgsRules, key));
     }
-    for (const auto& [key_value, value] : *target_items) {
-      const std::string key = checkpoint::AsString(key_value).value_or("");
-      if (key.empty() || checkpoint::Has(a, key)) continue;
+    const auto source_keys = keys_of(a);
+    for (const std::string& key : keys_of(b)) {
+      if (std::find(source_keys.begin(), source_keys.end(), key) != source_keys.end()) continue;
       report_.Compared(1);
-      Add("made-up", "args." + key,
-          Format("args.{} ({}) is in the target only", key, checkpoint::Render(value, 80)));
+      Add("made-up", "args." + key, Format("args.{} is in the target only", key));
     }
   }
 

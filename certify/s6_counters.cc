@@ -5,10 +5,15 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "certify/format.h"
 #include "certify/single_laws.h"
+#include "checkpoint/directory.h"
 #include "checkpoint/tree.h"
 
 namespace certify {
@@ -174,6 +179,84 @@ void CheckSamples(const oracle::Summary& summary, Report& report) {
   }
 }
 
+// Entries of optimizer files that are one for the whole run, and those that are one for all data
+// ranks of a model rank. Partitions, paddings and slice maps are each rank's own.
+constexpr std::string_view kRunEntries[] = {"loss_scaler", "dynamic_loss_scale", "overflow",
+                                            "clip_grad",   "zero_stage",         "ds_version"};
+constexpr std::string_view kModelRankEntries[] = {"partition_count", "param_alignment_paddings"};
+
+std::vector<std::string> KeysOf(const checkpoint::Value& mapping) {
+  std::vector<std::string> keys;
+  if (const checkpoint::Items* items = checkpoint::MappingItems(mapping))
+    for (const auto& [key, value] : *items) keys.push_back(checkpoint::Render(key, 80));
+  return keys;
+}
+
+// One optimizer file beside another one.
+class OptimizerFilePair {
+ public:
+  OptimizerFilePair(const checkpoint::TorchFile& first, const checkpoint::TorchFile& other,
+                    Report& report)
+      : first_(first.root), other_(other.root), report_(report) {
+    place_.file = other.file->path().filename().string();
+    first_name_ = first.file->path().filename().string();
+  }
+
+  void CompareRunEntries() {
+    CompareKeys(first_, other_, "");
+    const checkpoint::Value a = checkpoint::Get(first_, "optimizer_state_dict");
+    const checkpoint::Value b = checkpoint::Get(other_, "optimizer_state_dict");
+    CompareKeys(a, b, "optimizer_state_dict");
+    for (const std::string_view key : kRunEntries) Compare(a, b, key);
+    for (const std::string_view key : {"ds_config", "ds_version"}) Compare(first_, other_, key);
+  }
+  void CompareModelRankEntries() {
+    const checkpoint::Value a = checkpoint::Get(first_, "optimizer_state_dict");
+    const checkpoint::Value b = checkpoint::Get(other_, "optimizer_state_dict");
+    for (const std::string_view key : kModelRankEntries) Compare(a, b, key);
+    Compare(checkpoint::Get(a, "base_optimizer_state"), checkpoint::Get(b, "base_optimizer_state"),
+            "param_groups");
+  }
+
+ private:
+  void CompareKeys(const checkpoint::Value& a, const checkpoint::Value& b, const char* where) {
+    report_.Compared(1);
+    if (KeysOf(a) != KeysOf(b))
+      AddFault(report_, "entry-differs",
+               Format("{} has other keys {} than {}", place_.file, where, first_name_), place_);
+  }
+  void Compare(const checkpoint::Value& a, const checkpoint::Value& b, std::string_view key) {
+    const checkpoint::Value x = checkpoint::Get(a, key), y = checkpoint::Get(b, key);
+    if (x == nullptr && y == nullptr) return;
+    report_.Compared(1);
+    const bool same = x != nullptr && y != nullptr && checkpoint::SameStructure(x, y);
+    if (!same)
+      AddFault(report_, "entry-differs",
+               Format("{} is {} in {}, {} in {}", key, checkpoint::Render(y, 200), place_.file,
+                      checkpoint::Render(x, 200), first_name_),
+               place_);
+  }
+
+  checkpoint::Value first_, other_;
+  std::string first_name_;
+  oracle::Place place_;
+  Report& report_;
+};
+
+void CheckOptimizerFiles(const Subject& subject, Report& report) {
+  const checkpoint::TorchFile* first = nullptr;
+  std::map<int64_t, const checkpoint::TorchFile*> first_of;  // by model rank
+  for (const checkpoint::TorchFile& file : subject.oracle->torch_files()) {
+    const checkpoint::FileName name = checkpoint::ParseFileName(file.file->path());
+    if (name.kind != checkpoint::FileKind::kOptimStates) continue;
+    if (first == nullptr) first = &file;
+    if (&file != first) OptimizerFilePair(*first, file, report).CompareRunEntries();
+    const auto known = first_of.emplace(name.mp_number, &file).first;
+    if (known->second != &file)
+      OptimizerFilePair(*known->second, file, report).CompareModelRankEntries();
+  }
+}
+
 }  // namespace
 
 LawResult CheckCounters(const Subject& subject) {
@@ -183,6 +266,7 @@ LawResult CheckCounters(const Subject& subject) {
   CheckOptimizerSteps(subject, report);
   CheckTag(summary, report);
   CheckSamples(summary, report);
+  CheckOptimizerFiles(subject, report);
   for (const oracle::Finding& met : summary.findings)
     if (LawOfKind(met.kind) == "S6") report.Add(FindingOf(met));
   return report.Finish();
