@@ -76,7 +76,9 @@ class Assembler {
       }
       result_.value = JoinShards(shards, dimension, rule_.shares);
     }
-    result_.value = WithoutForeignRows(result_.value).contiguous();
+    const at::Tensor own = WithoutForeignRows(result_.value);
+    result_.covered = std::max<int64_t>(0, result_.covered - (result_.value.numel() - own.numel()));
+    result_.value = own.contiguous();
     return std::move(result_);
   }
 

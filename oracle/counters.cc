@@ -153,6 +153,13 @@ void ReadCounters(Draft& draft) {
     for (const CounterPath& counter : kOptimizerCounters)
       AddCounter(draft, counter.name, At(dictionary, counter), place);
   }
+  // A universal folder keeps the rest of one rank's dictionary; steps are in files of their own.
+  const auto rest = source.universal.find("optimizer_state");
+  if (rest != source.universal.end()) {
+    for (const CounterPath& counter : kOptimizerCounters)
+      AddCounter(draft, counter.name, At(source.Root(rest->second), counter),
+                 source.PlaceOf(rest->second, {}));
+  }
   AddTagNumber(draft);
   AddLatestIteration(draft);
 }

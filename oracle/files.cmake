@@ -27,4 +27,5 @@ set(ORACLE_TESTS
   oracle_test.cc
   order_test.cc
   padding_test.cc
+  universal_test.cc
 )

@@ -190,9 +190,22 @@ std::vector<int64_t> ExpectedLayers(const Draft& draft) {
   return layers;
 }
 
+// Before the first step that was not skipped there are no moments; a folder without any is whole
+// then, but not where some parameter has them or where the counters speak of a step.
+bool MomentsExpected(const Draft& draft) {
+  const Value& root = draft.source.Root(draft.source.AnyModel());
+  const int64_t steps = CountOf(root, "global_steps"), skipped = CountOf(root, "skipped_steps");
+  if (steps < 0 || steps > skipped) return true;
+  return std::any_of(draft.tensors.begin(), draft.tensors.end(), [](const TensorEntry& entry) {
+    return entry.info.states.count(kExpAvg) + entry.info.states.count(kExpAvgSq) > 0;
+  });
+}
+
 void ListUniversalFiles(Draft& draft) {
+  std::vector<std::string> states{"fp32"};
+  if (MomentsExpected(draft)) states.insert(states.end(), {"exp_avg", "exp_avg_sq"});
   for (const std::string& parameter : draft.source.folder.universal_parameters) {
-    for (const char* state : {"fp32", "exp_avg", "exp_avg_sq"}) {
+    for (const std::string& state : states) {
       const bool present = draft.source.universal.count(parameter + "/" + state) > 0;
       draft.summary.files.push_back(
           {"zero/" + parameter + "/" + state + ".pt", "universal state", true, present});

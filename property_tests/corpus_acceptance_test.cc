@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -261,6 +262,39 @@ TEST_P(CorpusAcceptanceTest, ReachesOtherTopologiesCertifiedAndComesBackTheSame)
   }
   EXPECT_GE(reached, 3);
   RecordProperty("targets", reached);
+}
+
+// Why a universal folder cannot hold this run; nothing where it can.
+std::optional<checkpoint::ErrorCode> NoUniversalForm(const reshape::Inventory& source) {
+  if (source.elastic) return checkpoint::ErrorCode::kUndeclared;  // no hyper-parameters
+  if (source.layout != reshape::NameLayout::kPipeline) return std::nullopt;
+  for (const reshape::LogicalTensor& tensor : source.tensors) {
+    if (tensor.group < 0 && tensor.alias_of.empty()) return checkpoint::ErrorCode::kUnsupported;
+  }
+  return std::nullopt;
+}
+
+TEST_P(CorpusAcceptanceTest, ReachesTheUniversalFolderCertifiedOrIsRefusedBeforeWriting) {
+  if (!truth_.supported) GTEST_SKIP() << "refused by name; see IsNamedRightlyOrRefusedByName";
+  const auto source = reshape::ReadInventory(source_, Options().read);
+  ASSERT_TRUE(source.ok()) << source.error().ToString();
+  const auto refusal = NoUniversalForm(source.value());
+  reshape::ReshapeOptions options = Options();
+  options.target = {.data_parallel_size = 2, .zero_stage = 1, .universal = true};
+  const auto out = reshape::Reshape(source_, work_ / "there", options);
+  if (refusal) {
+    ASSERT_FALSE(out.ok());
+    EXPECT_EQ(out.error().code, *refusal);
+    EXPECT_FALSE(fs::exists(work_ / "there"));
+    return;
+  }
+  ASSERT_TRUE(out.ok()) << out.error().ToString();
+  certify::Declared universal = declared_;
+  universal.universal = true;
+  const auto judgement = certify::Certify(source_, work_ / "there", declared_, universal);
+  ASSERT_TRUE(judgement.ok()) << judgement.error().ToString();
+  EXPECT_EQ(judgement.value().verdict, certify::Verdict::kHeld)
+      << certify::JudgementJson(judgement.value(), true).dump(1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Corpus, CorpusAcceptanceTest, testing::ValuesIn(Runs()),

@@ -74,6 +74,8 @@ class CorpusReshapeTest : public ::testing::Test {
     if (run.filename().string().find("ovfall") != std::string::npos &&
         wish.dtype == DType::kFloat32)
       return true;
+    // Buffers of a pipeline are in layer files alone, and a universal folder has none.
+    if (generic && wish.universal) return false;
     const fs::path folder = FreshFolder("corpus_reshape_" + run.filename().string());
     ReshapeOptions options{read, SpecOf(wish)};
     options.flush = false;
@@ -134,7 +136,6 @@ class CorpusReshapeTest : public ::testing::Test {
                             << ", back, read: " << (again.ok() ? "" : again.error().ToString());
     if (!again.ok()) return;
     CompareOptions compare;
-    compare.frozen = !(between.folder.universal && source.layout == NameLayout::kPipeline);
     compare.frozen_bits = between.weight_dtype == source.weight_dtype;
     compare.vocabulary_rows_between = VocabularyRows(between);
     const Comparison comparison = CompareInventories(source, again.value(), compare);

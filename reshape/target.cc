@@ -26,8 +26,17 @@ std::string StepFolderName(const Inventory& source, bool universal) {
   return universal ? tag + std::string(kUniversalSuffix) : tag;
 }
 
-// Names become folders below zero/.
-Status CheckUniversalNames(const TargetBuilder& builder) {
+// Names become folders below zero/; what has no optimizer state is kept in the model files alone,
+// which hold no module where layer files do.
+Status CheckUniversalFolder(const TargetBuilder& builder) {
+  for (const LogicalTensor& tensor : builder.source.tensors) {
+    if (!builder.pipeline() || tensor.group >= 0 || !tensor.alias_of.empty()) continue;
+    return Error{ErrorCode::kUnsupported,
+                 tensor.name + (tensor.role == Role::kBuffer ? ", a buffer of a pipeline layer"
+                                                             : ", frozen in a pipeline layer"),
+                 "trained parameters only: a universal folder has no layer files", tensor.name,
+                 "Choose a native target, which keeps it."};
+  }
   for (const TargetName& name : builder.names) {
     if (name.name.find('/') == std::string::npos && name.name != "." && name.name != ".." &&
         !name.name.empty())
@@ -129,7 +138,7 @@ Result<Target> LayOutTarget(const Inventory& source, const TargetSpec& spec) {
   } else {
     CK_DO(CheckMasters(source, choice));
     if (choice.universal) {
-      CK_DO(CheckUniversalNames(builder));
+      CK_DO(CheckUniversalFolder(builder));
       CK_DO(AddUniversalFolder(builder));
     } else if (builder.pipeline()) {
       AddLayerFiles(builder);

@@ -173,27 +173,18 @@ void AddFormNotices(TargetBuilder& builder) {
                                checkpoint::DTypeName(source.weight_dtype),
                                checkpoint::DTypeName(builder.choice.dtype)));
   }
-  std::vector<std::string> transposed, left_out;
+  std::vector<std::string> transposed;
   const bool shaped = builder.choice.wrapper == Wrapper::kUnfused ||
                       builder.choice.wrapper == Wrapper::kFp32 ||
                       builder.choice.wrapper == Wrapper::kNone;
   for (const LogicalTensor& tensor : source.tensors) {
     if (!tensor.weight_strides.empty() && tensor.group >= 0 && !shaped)
       transposed.push_back(tensor.name);
-    if (builder.choice.universal && builder.pipeline() && tensor.group < 0 &&
-        tensor.alias_of.empty())
-      left_out.push_back(tensor.name);
   }
   if (!transposed.empty()) {
     builder.Notify("transposed-straightened",
                    "Stored transposed in the source; flat groups hold row-major copies.",
                    transposed);
-  }
-  if (!left_out.empty()) {
-    builder.Notify(
-        "left-out-of-universal",
-        "A universal folder of a pipeline has no place for frozen parameters and buffers.",
-        left_out);
   }
   if (source.has_fused_qkv && source.qkv_layout && ChangesTensorParallel(source, builder.choice)) {
     builder.Notify("qkv-layout", "Fused query-key-value rows are taken as declared: " +

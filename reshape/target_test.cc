@@ -319,6 +319,19 @@ TEST(TargetTest, UniversalRefusesNamesThatAreNoFolder) {
   EXPECT_EQ(target.error().code, ErrorCode::kUnsupported);
 }
 
+TEST(TargetTest, UniversalFolderOfAPipelineRefusesWhatOnlyLayerFilesHold) {
+  TargetSpec spec = Spec(1, 1, 1, 1);
+  spec.universal = true;
+  for (const Role role : {Role::kBuffer, Role::kFrozen}) {
+    Inventory source = MakeGpt({});
+    source.tensors[1].group = -1;
+    source.tensors[1].role = role;
+    const auto target = LayOutTarget(source, spec);
+    ASSERT_FALSE(target.ok());
+    EXPECT_EQ(target.error().code, ErrorCode::kUnsupported);
+  }
+}
+
 TEST(TargetTest, UniversalFormDropsAllPaddingRowsAndSaysSo) {
   TargetSpec spec = Spec(1, 1, 1, 1);
   spec.universal = true;
