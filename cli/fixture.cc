@@ -110,24 +110,9 @@ int ListFaults(bool json) {
   return kExitDone;
 }
 
-// Writes the checkpoint, sound first; a fault that only certify can see needs the sound one beside
-// it.
 checkpoint::Status WriteWithFault(const FixtureFlags& flags, const fixtures::FixtureSpec& spec) {
-  if (!flags.into.empty()) {
-    return fixtures::PlantFault(flags.into, flags.fault, spec.seed);
-  }
-  bool needs_pair = false;
-  for (const fixtures::Fault& fault : fixtures::Faults()) {
-    if (fault.name == flags.fault) needs_pair = fault.needs_pair;
-  }
-  if (!needs_pair) {
-    CK_DO(fixtures::WriteFixture(flags.destination, spec));
-    if (flags.fault.empty()) return checkpoint::Done{};
-    return fixtures::PlantFault(flags.destination, flags.fault, spec.seed);
-  }
-  CK_DO(fixtures::WriteFixture(flags.destination + "/source", spec));
-  CK_DO(fixtures::WriteFixture(flags.destination + "/target", spec));
-  return fixtures::PlantFault(flags.destination + "/target", flags.fault, spec.seed);
+  if (!flags.into.empty()) return fixtures::PlantFault(flags.into, flags.fault, spec.seed);
+  return fixtures::WriteFixture(flags.destination, spec, {.fault = flags.fault, .flush = true});
 }
 
 int RunFixture(const FixtureFlags& flags) {
@@ -143,6 +128,12 @@ int RunFixture(const FixtureFlags& flags) {
   if (!spec.ok()) return ReportError(spec.error(), flags.json);
   const auto written = WriteWithFault(flags, spec.value());
   if (!written.ok()) return ReportError(written.error(), flags.json);
+  if (flags.json) {
+    PrintJson({{flags.into.empty() ? "wrote" : "changed",
+                flags.into.empty() ? flags.destination : flags.into},
+               {"fault", flags.fault}});
+    return kExitDone;
+  }
   fmt::print("{}{}\n", flags.into.empty() ? "wrote " + flags.destination : "changed " + flags.into,
              flags.fault.empty() ? std::string() : " with fault " + flags.fault);
   return kExitDone;
@@ -163,7 +154,8 @@ void AddModelFlags(CLI::App& app, FixtureFlags& flags) {
       ->check(positive);
   app.add_flag("--bigscience", model.bigscience, "the older fork's layout");
   app.add_option("--qkv-layout", flags.qkv_layout, "row order of fused QKV");
-  app.add_option("--bytes", flags.bytes, "choose sizes for about this many bytes on disk");
+  app.add_option("--bytes", flags.bytes, "choose sizes for about this many bytes on disk")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50));
 }
 
 }  // namespace
