@@ -22,6 +22,7 @@ struct FixtureFlags {
   TargetFlags topology;
   fixtures::FixtureSpec spec;
   int64_t bytes = 0;
+  std::optional<int32_t> key_value_heads;
   bool list_faults = false, json = false;
 };
 
@@ -63,6 +64,7 @@ Result<fixtures::OptimizerWrapper> ParseWrapper(const FixtureFlags& flags,
 Result<fixtures::FixtureSpec> ToSpec(const FixtureFlags& flags) {
   fixtures::FixtureSpec spec = flags.spec;
   CK_TRY(spec.model.architecture, ParseArchitecture(flags.architecture));
+  spec.model.key_value_heads = flags.key_value_heads.value_or(spec.model.heads);
   spec.tensor_parallel = flags.topology.tensor_parallel.value_or(1);
   spec.pipeline_parallel = flags.topology.pipeline_parallel.value_or(1);
   spec.data_parallel = flags.topology.data_parallel.value_or(1);
@@ -146,7 +148,8 @@ void AddModelFlags(CLI::App& app, FixtureFlags& flags) {
   app.add_option("--layers", model.layers, "transformer layers")->check(positive);
   app.add_option("--hidden", model.hidden, "hidden size")->check(positive);
   app.add_option("--heads", model.heads, "attention heads")->check(positive);
-  app.add_option("--kv-heads", model.key_value_heads, "key/value heads")->check(positive);
+  app.add_option("--kv-heads", flags.key_value_heads, "key/value heads; absent: as many as heads")
+      ->check(positive);
   app.add_option("--ffn", model.feed_forward, "feed-forward size")->check(positive);
   app.add_option("--seq", model.sequence, "positions")->check(positive);
   app.add_option("--vocab", model.vocabulary, "vocabulary rows before padding")->check(positive);
@@ -179,6 +182,8 @@ void AddFixtureCommand(CLI::App& root, int& exit_code) {
   app->add_flag("--elastic", flags->spec.elastic, "ZeRO: elastic_checkpoint");
   app->add_flag("--legacy", flags->spec.legacy_container, "plain: non-zip torch.save files");
   app->add_flag("--edge", flags->spec.edge, "plain: zero-element parameter, unused one, odd names");
+  app->add_flag("--sizes-only", flags->spec.sizes_only,
+                "tensors are holes that take no disk space: for `reshape --dry-run` at real sizes");
   app->add_option("--fault", flags->fault, "plant this fault");
   app->add_option("--into", flags->into, "plant it into this existing checkpoint instead");
   app->add_flag("--list-faults", flags->list_faults, "list the faults");

@@ -273,9 +273,32 @@ class Composer {
     storage.zero_numel = storage.target->numel - written;
   }
 
+  // Row splits interleave: each copy fills some columns of rows of equal length. True where that is
+  // so and no two copies share a column, which is enough; false says nothing.
+  static bool FillDifferentColumns(std::span<const CopyRange> copies) {
+    int64_t row = 0;
+    for (const CopyRange& copy : copies)
+      if (copy.block.dimensions.size() == 2) row = copy.block.dimensions[0].target_stride;
+    if (row <= 0) return false;
+    std::vector<std::pair<int64_t, int64_t>> columns;
+    for (const CopyRange& copy : copies) {
+      const auto& dimensions = copy.block.dimensions;
+      if (dimensions.empty() || dimensions.size() > 2 || dimensions.back().target_stride != 1 ||
+          dimensions.front().target_stride != (dimensions.size() == 2 ? row : 1))
+        return false;
+      const int64_t first = copy.block.target_offset % row;
+      if (first + dimensions.back().extent > row) return false;
+      columns.emplace_back(first, first + dimensions.back().extent);
+    }
+    std::sort(columns.begin(), columns.end());
+    for (size_t i = 1; i < columns.size(); ++i)
+      if (columns[i].first < columns[i - 1].second) return false;
+    return true;
+  }
+
   // The runs of these copies, sorted, must not meet.
   static void CheckRuns(std::span<const CopyRange> copies) {
-    if (copies.size() < 2) return;
+    if (copies.size() < 2 || FillDifferentColumns(copies)) return;
     struct Run {
       int64_t first, last;
     };

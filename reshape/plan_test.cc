@@ -139,6 +139,21 @@ TEST_F(PlanTest, ElementWrittenTwiceIsOurFault) {
   EXPECT_DEATH((void)ComposePlan(source_, target_), "is written twice");
 }
 
+// Two halves of the columns of a [2, 4] matrix, as a row split leaves them; then one of them a
+// column too far left.
+TEST_F(PlanTest, ColumnsOfInterleavedCopiesMayNotMeet) {
+  const auto whole = checkpoint::MakeStorage(DType::kFloat32, 8);
+  target_.files = {FileOf("a.pt", {whole})};
+  Piece left = MakePiece({0, 0}, {2, 2}, whole, 0), right = MakePiece({0, 2}, {2, 2}, whole, 2);
+  left.strides = right.strides = {4, 1};
+  target_.placements = {Into(left), Into(right)};
+  const auto plan = ComposePlan(source_, target_);
+  ASSERT_TRUE(plan.ok()) << plan.error().ToString();
+  EXPECT_EQ(plan.value().files[0].storages.at(0).zero_numel, 0);
+  target_.placements[1].target.offset = 1;
+  EXPECT_DEATH((void)ComposePlan(source_, target_), "element 1 is written twice");
+}
+
 TEST_F(PlanTest, DigestFollowsTheCopies) {
   const auto whole = checkpoint::MakeStorage(DType::kFloat32, 8);
   target_.files = {FileOf("a.pt", {whole})};
