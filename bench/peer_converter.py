@@ -1,7 +1,8 @@
 """Runs DeepSpeed's ds_to_universal where Megatron is not installed.
 
-The args of a Megatron checkpoint name enumerations of its package; unpickling imports them. Any name
-below `megatron` resolves to a class that takes what it is given. Arguments: those of ds_to_universal.
+The args of a Megatron checkpoint name enumerations of its package; unpickling imports them. Any
+name below `megatron` resolves to a class that takes what it is given. Arguments: those of
+ds_to_universal.
 """
 
 import importlib.abc

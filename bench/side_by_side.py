@@ -89,7 +89,8 @@ class Bench:
         command = [str(self.options.binary), *map(str, arguments)]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
-            sys.exit(f"{' '.join(command)}\nexit {result.returncode}\n{result.stdout}{result.stderr}")
+            output = result.stdout + result.stderr
+            sys.exit(f"{' '.join(command)}\nexit {result.returncode}\n{output}")
 
     def commands(self):
         """name -> command; {out} is a folder that does not exist. Alternated, repetition by
