@@ -1,5 +1,7 @@
 #include "reshape/convert.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -35,9 +37,44 @@ bool Store(float value, std::byte* at, DType dtype) {
   return (bits & 0x7FFF) == infinity && std::isfinite(value);
 }
 
+// Elements that lie one after another on both sides, as they are. No branch and no call in the
+// loop, and a 32-bit count: the compiler makes vectors of it.
+template <DType kSource, DType kTarget>
+int64_t ConvertContiguous(const std::byte* source, std::byte* target, int64_t numel) {
+  constexpr int64_t kBlock = 1 << 16;
+  constexpr size_t kSourceBytes = kSource == DType::kFloat32 ? 4 : 2;
+  constexpr size_t kTargetBytes = kTarget == DType::kFloat32 ? 4 : 2;
+  constexpr uint32_t kInfinity = kTarget == DType::kFloat16 ? 0x7C00u : 0x7F80u;
+  int64_t overflowed = 0;
+  for (int64_t begin = 0; begin < numel; begin += kBlock) {
+    const auto count = static_cast<size_t>(std::min(kBlock, numel - begin));
+    uint32_t infinite = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const float value = Load(source + i * kSourceBytes, kSource);
+      std::byte* at = target + i * kTargetBytes;
+      if constexpr (kTarget == DType::kFloat32) {
+        std::memcpy(at, &value, sizeof(value));
+      } else {
+        const uint16_t bits =
+            kTarget == DType::kFloat16 ? RoundToFloat16(value) : RoundToBFloat16(value);
+        std::memcpy(at, &bits, sizeof(bits));
+        const uint32_t magnitude = std::bit_cast<uint32_t>(value) & 0x7FFFFFFFu;
+        infinite += static_cast<uint32_t>((bits & 0x7FFFu) == kInfinity) &
+                    static_cast<uint32_t>(magnitude < 0x7F800000u);
+      }
+    }
+    overflowed += infinite;
+    source += count * kSourceBytes;
+    target += count * kTargetBytes;
+  }
+  return overflowed;
+}
+
 template <DType kSource, DType kTarget>
 int64_t ConvertRun(const Conversion& conversion, const std::byte* source, std::byte* target,
                    int64_t numel) {
+  if (conversion.factor == 1 && conversion.source_stride == 1 && conversion.target_stride == 1)
+    return ConvertContiguous<kSource, kTarget>(source, target, numel);
   const int64_t source_step = conversion.source_stride * checkpoint::ElementBytes(kSource);
   const int64_t target_step = conversion.target_stride * checkpoint::ElementBytes(kTarget);
   int64_t overflowed = 0;

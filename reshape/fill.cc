@@ -81,10 +81,13 @@ class CopyRunner {
   int64_t RunInnermost(int64_t source, int64_t target) {
     CopyDimension inner{1, 1, 1};
     if (!copy_.block.dimensions.empty()) inner = copy_.block.dimensions.back();
-    const int64_t begin =
-        std::max<int64_t>(0, CeilDivide(window_.begin - target, inner.target_stride));
-    const int64_t end =
-        std::min(inner.extent, CeilDivide(window_.end - target, inner.target_stride));
+    // Rows may be a few elements long: the stride of one, which they nearly always have, is spared
+    // the divisions.
+    const auto steps = [&inner](int64_t distance) {
+      return inner.target_stride == 1 ? distance : CeilDivide(distance, inner.target_stride);
+    };
+    const int64_t begin = std::max<int64_t>(0, steps(window_.begin - target));
+    const int64_t end = std::min(inner.extent, steps(window_.end - target));
     if (begin >= end) return 0;
     conversion_.source_stride = inner.source_stride;
     conversion_.target_stride = inner.target_stride;
