@@ -3,7 +3,7 @@
 # Ends with ctest's summary.
 #   quick  (default) units, properties, real checkpoints with small bounds: minutes on 2 cores
 #   full   quick, and the long ones
-#   peers  needs the frameworks themselves installed
+#   peers  DeepSpeed itself (installed by ci/peers.sh) loads what shardproof wrote: docs/PEERS.md
 #   gpu    needs a device
 #   all    everything that is built
 set -euo pipefail
@@ -19,6 +19,10 @@ case $tier in
 esac
 
 "$root/ci/setup.sh"
+if [[ $tier == peers || $tier == all ]]; then
+  "$root/ci/peers.sh"
+  export SHARDPROOF_PEERS_REQUIRED=1  # a tier that was asked for and skipped has shown nothing
+fi
 "$root/ci/unpack_corpus.sh"
 "$root/ci/build.sh"
 

@@ -100,6 +100,7 @@ class Assembler {
     const auto& numbering = inventory_.rules.numbering;
     const auto tied = source_.tied.find(parts->tied_key);
     if (tied != source_.tied.end()) tensor.layers = tied->second.layers;
+    AddDeclaredLayers(tensor);
     if (tensor.layers.empty() && numbering) tensor.layers = {numbering->embedding};
     if (numbering && source_.builtin_rules) {
       if (tensor.layers.size() < 2) {
@@ -112,6 +113,15 @@ class Assembler {
     if (tensor.layers.size() < 2 && tensor.stages.size() > 1) {
       tensor.layers.push_back(inventory_.cuts[static_cast<size_t>(tensor.stages.back()) + 1] - 1);
     }
+  }
+
+  // One stage, or a universal folder, shows the first use of a tied module at most.
+  void AddDeclaredLayers(LogicalTensor& tensor) const {
+    const checkpoint::TiedRule* rule =
+        checkpoint::FirstTiedRule(inventory_.rules, tensor.canonical);
+    if (rule == nullptr || rule->layers.size() < 2 || tensor.layers.size() > 1) return;
+    if (tensor.layers.empty() || tensor.layers.front() == rule->layers.front())
+      tensor.layers = rule->layers;
   }
 
   void SetOptimizer(const LocalTensor& local, LogicalTensor& tensor) {
