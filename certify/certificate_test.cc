@@ -240,5 +240,28 @@ TEST_F(CertificateTest, InspectSaysWhatItIs) {
   EXPECT_TRUE(found);
 }
 
+TEST_F(CertificateTest, InspectNamesMissingFilesAndFilesOfNoRank) {
+  const auto sound = Inspect(source_, {});
+  ASSERT_TRUE(sound.ok());
+  EXPECT_EQ(sound.value()["complete"], true);
+  EXPECT_EQ(sound.value()["missing_files"], Json::array());
+  const fs::path step = source_ / sound.value()["tag"].get<std::string>();
+  std::string name;
+  for (const auto& entry : fs::directory_iterator(step))
+    if (entry.path().filename().string().find("zero_pp_rank_1_") != std::string::npos)
+      name = entry.path().filename().string();
+  fs::copy_file(step / name, step / "mp_rank_999999_model_states.pt");
+  fs::remove(step / name);
+  const auto json = Inspect(source_, {});
+  ASSERT_TRUE(json.ok()) << json.error().ToString();
+  EXPECT_EQ(json.value()["complete"], false);
+  EXPECT_EQ(json.value()["missing_files"], Json({name}));
+  std::map<std::string, std::string> kinds;
+  for (const Json& finding : json.value()["file_findings"])
+    kinds[finding["file"].get<std::string>()] = finding["kind"].get<std::string>();
+  EXPECT_EQ(kinds[name], "missing-file");
+  EXPECT_EQ(kinds["mp_rank_999999_model_states.pt"], "extra-file");
+}
+
 }  // namespace
 }  // namespace certify

@@ -107,7 +107,7 @@ checkpoint::Result<Judgement> VerifyCertificate(const nlohmann::ordered_json& ce
 checkpoint::Result<nlohmann::ordered_json> Digest(const std::filesystem::path& path,
                                                   const Declared& declared,
                                                   const std::string& algorithm);
-// inspect --json.
+// inspect --json. "complete" is false where law S1 is broken: files missing, or of no rank.
 checkpoint::Result<nlohmann::ordered_json> Inspect(const std::filesystem::path& path,
                                                    const Declared& declared);
 // compare A B: differences in logical space, matched by canonical name; ulp, relative, first,

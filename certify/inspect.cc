@@ -3,6 +3,7 @@
 
 #include "certify/certify.h"
 #include "certify/json_text.h"
+#include "certify/single_laws.h"
 #include "certify/subject.h"
 
 namespace certify {
@@ -47,12 +48,29 @@ ordered_json TensorJson(const oracle::TensorInfo& info) {
   return json;
 }
 
+// Law S1, for which nothing is put together: what is described below is that of an incomplete
+// checkpoint where files are missing.
+void AddFiles(const Subject& subject, ordered_json& json) {
+  const LawResult complete = CheckComplete(subject);
+  json["complete"] = complete.verdict == Verdict::kHeld;
+  json["missing_files"] = ordered_json::array();
+  for (const oracle::FileFact& fact : subject.summary().files)
+    if (fact.expected && !fact.present) json["missing_files"].push_back(fact.name);
+  json["file_findings"] = ordered_json::array();
+  for (const Finding& finding : complete.findings)
+    json["file_findings"].push_back({{"severity", finding.fault ? "fault" : "notice"},
+                                     {"kind", finding.kind},
+                                     {"text", finding.text},
+                                     {"file", finding.file}});
+}
+
 }  // namespace
 
 checkpoint::Result<ordered_json> Inspect(const std::filesystem::path& path,
                                          const Declared& declared) {
   CK_TRY(const Subject subject, OpenSubject(path, declared));
   ordered_json json = SummaryJson(subject);
+  AddFiles(subject, json);
   json["tensors"] = ordered_json::array();
   for (size_t i = 0; i < subject.tensors().size(); ++i)
     if (subject.selected[i]) json["tensors"].push_back(TensorJson(subject.tensors()[i]));

@@ -1,6 +1,6 @@
 // One command a file. Each Add...Command hangs a subcommand into the application; its callback
 // leaves the exit code in `exit_code`: 0 done and certified, 1 refuted, 2 bad input or usage, 3
-// undecided. Tested by cli_test.py.
+// undecided. Tested by program_test.cc.
 #pragma once
 
 #include <CLI/CLI.hpp>

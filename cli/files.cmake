@@ -7,6 +7,7 @@ set(CLI_SOURCES
   fixture.cc
   inspect.cc
   options.cc
+  program.cc
   report.cc
   reshape.cc
   verify.cc
@@ -14,4 +15,5 @@ set(CLI_SOURCES
 set(CLI_MAIN main.cc)
 set(CLI_TESTS
   options_test.cc
+  program_test.cc
 )

@@ -36,6 +36,12 @@ void PrintSummary(const nlohmann::ordered_json& summary) {
       fmt::print("  {:<18} {}\n", key, summary[key].get<std::string>());
     }
   }
+  for (const auto& finding : summary["file_findings"]) {
+    fmt::print("  {:<18} {}\n", finding.value("severity", ""), finding.value("text", ""));
+  }
+  if (!summary.value("complete", false)) {
+    fmt::print("  {:<18} what follows is what the files that are there say\n", "INCOMPLETE");
+  }
   fmt::print("\n{:<62} {:<16} {:<9} {:<12} {:<4} {}\n", "tensor", "shape", "dtype", "parallel",
              "dim", "states");
   for (const auto& tensor : summary["tensors"]) {
@@ -58,7 +64,7 @@ int RunInspect(const InspectFlags& flags) {
   } else {
     PrintSummary(summary.value());
   }
-  return kExitDone;
+  return summary.value().value("complete", false) ? kExitDone : kExitBadInput;
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Flags that several commands share, and how they become the options of the rooms below. One
 // spelling everywhere (DESIGN section 6). Not for meaning: a flag is only parsed and its range
-// checked here. Tested by options_test.cc and cli_test.py.
+// checked here. Tested by options_test.cc and program_test.cc.
 #pragma once
 
 #include <CLI/CLI.hpp>

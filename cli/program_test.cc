@@ -1,0 +1,134 @@
+#include "cli/program.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string output, errors;
+  nlohmann::json Json() const { return nlohmann::json::parse(output, nullptr, false); }
+};
+
+Outcome RunWords(std::vector<std::string> words) {
+  std::vector<const char*> arguments = {"shardproof"};
+  for (const std::string& word : words) arguments.push_back(word.c_str());
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  Outcome outcome;
+  outcome.exit_code = RunProgram(static_cast<int>(arguments.size()), arguments.data(), "1.2.3");
+  outcome.output = testing::internal::GetCapturedStdout();
+  outcome.errors = testing::internal::GetCapturedStderr();
+  return outcome;
+}
+
+class ProgramTest : public testing::Test {
+ protected:
+  ProgramTest() {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    base_ = fs::path(testing::TempDir()) / (std::string("program-") + test->name());
+    fs::remove_all(base_);
+    fs::create_directories(base_);
+  }
+  ~ProgramTest() override { fs::remove_all(base_); }
+
+  std::string Path(const std::string& name) const { return (base_ / name).string(); }
+  fs::path base_;
+};
+
+TEST_F(ProgramTest, HelpAndVersionAreNoErrors) {
+  EXPECT_EQ(RunWords({"--version"}).output, "1.2.3\n");
+  EXPECT_EQ(RunWords({"--version"}).exit_code, 0);
+  const Outcome help = RunWords({"reshape", "--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_NE(help.output.find("--tp"), std::string::npos);
+}
+
+TEST_F(ProgramTest, AnUnknownCommandIsAnsweredWithTheKnownOnes) {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"reshap"}, std::vector<std::string>{"--fast", "reshap", "x"}}) {
+    const Outcome outcome = RunWords(words);
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_NE(outcome.errors.find("'reshap'"), std::string::npos) << outcome.errors;
+    EXPECT_NE(outcome.errors.find("inspect, check, reshape, certify"), std::string::npos);
+  }
+  EXPECT_NE(RunWords({}).errors.find("no command"), std::string::npos);
+  EXPECT_EQ(RunWords({}).exit_code, 2);
+}
+
+TEST_F(ProgramTest, WrongArgumentsAreOneObjectWithJson) {
+  const std::vector<std::vector<std::string>> lines = {
+      {"--json"},
+      {"reshap", "--json"},
+      {"check", "--json"},
+      {"check", "a", "b", "--json"},
+      {"reshape", "a", "b", "--tp", "x", "--json"},
+      {"reshape", "a", "b", "--json", "--no-such-flag"},
+      {"fixture", "--json"},
+      {"fixture", "a", "--bytes", "9223372036854775807", "--json"},
+  };
+  for (const std::vector<std::string>& words : lines) {
+    const Outcome outcome = RunWords(words);
+    EXPECT_EQ(outcome.exit_code, 2) << words.front();
+    EXPECT_EQ(outcome.errors, "") << words.front();
+    const nlohmann::json json = outcome.Json();
+    ASSERT_TRUE(json.is_object() && json.contains("error")) << outcome.output;
+    EXPECT_EQ(json["error"]["code"], "Usage") << words.front();
+    for (const char* key : {"found", "expected", "where", "advice"})
+      EXPECT_NE(json["error"][key].get<std::string>(), "") << key << " of " << words.front();
+  }
+}
+
+TEST_F(ProgramTest, WrongArgumentsNameTheCommandAndTheArgument) {
+  const Outcome outcome = RunWords({"check", "a", "b"});
+  EXPECT_NE(outcome.errors.find("not expected: b"), std::string::npos) << outcome.errors;
+  EXPECT_NE(outcome.errors.find("shardproof check --help"), std::string::npos);
+}
+
+TEST_F(ProgramTest, InspectOfAnIncompleteCheckpointNamesTheFileAndEndsWithTwo) {
+  const std::string run = Path("run");
+  ASSERT_EQ(RunWords({"fixture", run, "--tp", "2", "--layers", "1", "--json"}).exit_code, 0);
+  EXPECT_EQ(RunWords({"inspect", run}).exit_code, 0);
+  EXPECT_EQ(RunWords({"inspect", run, "--json"}).Json()["complete"], true);
+  fs::remove(base_ / "run/global_step4/mp_rank_01_model_states.pt");
+  const Outcome text = RunWords({"inspect", run});
+  EXPECT_EQ(text.exit_code, 2);
+  EXPECT_NE(text.output.find("mp_rank_01_model_states.pt is not there"), std::string::npos);
+  EXPECT_NE(text.output.find("TP=2"), std::string::npos) << "the rest is described all the same";
+  const Outcome json = RunWords({"inspect", run, "--json"});
+  EXPECT_EQ(json.exit_code, 2);
+  EXPECT_EQ(json.Json()["missing_files"], nlohmann::json({"mp_rank_01_model_states.pt"}));
+}
+
+TEST_F(ProgramTest, FilesWithAbsurdRankNumbersAreReportedByInspect) {
+  const std::string run = Path("run");
+  ASSERT_EQ(RunWords({"fixture", run, "--layers", "1"}).exit_code, 0);
+  const fs::path step = base_ / "run/global_step4";
+  fs::copy_file(step / "mp_rank_00_model_states.pt", step / "mp_rank_999999_model_states.pt");
+  fs::copy_file(step / "mp_rank_00_model_states.pt",
+                step / "mp_rank_99999999999999999999_model_states.pt");
+  const Outcome outcome = RunWords({"inspect", run});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE(outcome.output.find("mp_rank_999999_model_states.pt belongs to no rank"),
+            std::string::npos);
+  EXPECT_NE(outcome.output.find("mp_rank_99999999999999999999_model_states.pt is no file"),
+            std::string::npos);
+}
+
+TEST_F(ProgramTest, FixtureThatFailsLeavesNoFolder) {
+  const Outcome outcome = RunWords({"fixture", Path("run"), "--hidden", "1000000", "--json"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_EQ(outcome.Json()["error"]["code"], "Usage");
+  EXPECT_EQ(RunWords({"fixture", Path("run"), "--fault", "no-such-fault"}).exit_code, 2);
+  EXPECT_TRUE(fs::is_empty(base_));
+}
+
+}  // namespace
+}  // namespace cli
