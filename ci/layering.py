@@ -28,6 +28,7 @@ MAY_USE = {
     "fixtures": {"checkpoint", "fixtures"},
     "certify": {"checkpoint", "oracle", "certify"},
     "cli": ALL,
+    "fuzz": {"checkpoint", "fuzz"},
     "gate": {"checkpoint", "oracle", "certify", "fixtures", "gate"},
     "parity": {"checkpoint", "oracle", "certify", "parity"},
     "property_tests": ALL | {"gate", "parity", "property_tests"},

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Sets up, builds and runs the tests: ci/test.sh [quick|full|peers|gpu|all] [arguments of ctest].
-# Ends with ctest's summary.
+# Sets up, builds and runs the tests: ci/test.sh [quick|full|peers|gpu|all|asan] [arguments of
+# ctest]. Ends with ctest's summary.
 #   quick  (default) units, properties, real checkpoints with small bounds: minutes on 2 cores
 #   full   quick, and the long ones
 #   peers  DeepSpeed itself (installed by ci/peers.sh) loads what shardproof wrote: docs/PEERS.md
 #   gpu    needs a device
 #   all    everything that is built
+#   asan   the rooms that read input, with AddressSanitizer and UBSan (ci/asan.sh)
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 tier=${1:-quick}
@@ -15,7 +16,8 @@ case $tier in
   quick | peers | gpu) selection=(-L "^$tier\$") ;;
   full) selection=(-L '^(quick|full)$') ;;
   all) selection=() ;;
-  *) echo "test: unknown tier '$tier' (known: quick, full, peers, gpu, all)" >&2; exit 2 ;;
+  asan) ;;
+  *) echo "test: unknown tier '$tier' (known: quick, full, peers, gpu, all, asan)" >&2; exit 2 ;;
 esac
 
 "$root/ci/setup.sh"
@@ -24,6 +26,7 @@ if [[ $tier == peers || $tier == all ]]; then
   export SHARDPROOF_PEERS_REQUIRED=1  # a tier that was asked for and skipped has shown nothing
 fi
 "$root/ci/unpack_corpus.sh"
+[[ $tier != asan ]] || exec "$root/ci/asan.sh"
 "$root/ci/build.sh"
 
 # A new commit draws new cases; the log tells which, and the same commit draws them again.

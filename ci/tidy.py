@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 ROOMS = ("checkpoint", "reshape", "oracle", "certify", "parity", "fixtures", "gate",
-         "property_tests", "gpu_tests", "bench", "cli", "peers")
+         "property_tests", "gpu_tests", "bench", "cli", "fuzz", "peers")
 BANNED_NAMES = ("pp", "mp", "tp", "dp", "size", "len", "chunk", "tmp", "data2", "helper", "utils",
                 "manager")
 FILE_CODE_LINES_MAX = 400

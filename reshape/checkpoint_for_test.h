@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -64,7 +65,7 @@ class TorchComposer {
     const auto status = checkpoint::WriteTorchFile(
         path, root, checkpoint::StringMemo::kByContent,
         [&](const checkpoint::Storage& storage, std::span<std::byte> bytes) {
-          std::memcpy(bytes.data(), content_.at(&storage).data(), bytes.size());
+          std::ranges::copy(content_.at(&storage), bytes.begin());
         });
     ASSERT_TRUE(status.ok()) << status.error().ToString();
   }
