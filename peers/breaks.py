@@ -110,7 +110,6 @@ def run_suite(shop, options):
     rows = _Rows(shop, table)
     for part in (_fp16_to_zero, _fp16_from_zero, _universal_padding):
         part(rows)
-    print()
-    table.show()
+    table.show(shop.folder)
     print(f"{len(table.rows)} breaks, {table.failures} not as explained")
     return 1 if table.failures else 0

@@ -123,7 +123,6 @@ def run_suite(shop, options):
               f"{found.loss_difference / limit.loss:.2f} x; certify ends with {code} (1: refuted)")
         verdict = f"found: {found.drift / limit.drift:.1f} x the bound" if is_found else "NOT FOUND"
         table.add(str(source_run), f"{target_run}, {name}", found, limit, verdict, not is_found)
-    print()
-    table.show()
+    table.show(shop.folder)
     print(f"{len(CONTROLS)} controls, {table.failures} not found")
     return 1 if table.failures else 0

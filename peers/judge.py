@@ -6,11 +6,13 @@ the same within a bound, printed before the run, where sums are made in another 
 """
 
 import dataclasses
+import json
 import math
 
 import torch
 
 import models
+import table
 
 # Unit roundoff of the type in which gradients are made and summed.
 ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -125,7 +127,7 @@ def _amount(found, expected):
 
 
 class Table:
-    """One row a reshape, printed as it is known; at the end the whole table once more."""
+    """One row a reshape, printed as it is known; at the end the table of the suite."""
 
     HEAD = ("source", "target", "loaded", "first loss", "d(first)", "d(losses)", "d(masters)",
             "drift", "bound", "verdict")
@@ -142,14 +144,15 @@ class Table:
             row = (source, target, "bits equal" if not c.loaded else f"{len(c.loaded)} differ",
                    f"{c.first_loss:.6f}", f"{c.first_loss_difference:.2e}",
                    f"{c.loss_difference:.2e}", f"{c.master_difference:.2e}", f"{c.drift:.2e}",
-                   "0" if limit is None else f"{limit.drift:.1e}", verdict)
+                   "-" if limit is None else f"{limit.drift:.2g}", verdict)
         self.rows.append(row)
         self.failures += is_failure
         print("  " + "; ".join(f"{head} {cell}" for head, cell in zip(self.HEAD[2:], row[2:])),
               flush=True)
 
-    def show(self):
-        widths = [max(len(row[i]) for row in [self.HEAD, *self.rows])
-                  for i in range(len(self.HEAD))]
-        for row in [self.HEAD, tuple("-" * width for width in widths), *self.rows]:
-            print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |")
+    def show(self, folder):
+        """Prints the table, and leaves its rows in `folder` for table.py."""
+        print()
+        table.show(self.HEAD, self.rows)
+        content = {"head": self.HEAD, "rows": self.rows}
+        (folder / "table.json").write_text(json.dumps(content, indent=1), encoding="utf-8")

@@ -45,10 +45,10 @@ def describe(case):
 
 
 def show_case(shop, case, table):
-    limit = None if case.expectation == cases.EXACT else judge.bound(case.source, case.target)
+    is_exact = case.expectation == cases.EXACT
+    limit = judge.Bound(0, 0) if is_exact else judge.bound(case.source, case.target)
     print(f"{case.source} -> {describe(case)}")
-    if limit:
-        print(f"  bound: drift {limit.drift:.2e}, losses {limit.loss:.2e}")
+    print(f"  bound: drift {limit.drift:.2e}, losses {limit.loss:.2e}")
     try:
         source = shop.source(case.source)
         resumed = shop.resume(case.target, reshape_case(shop, case, source),
@@ -61,7 +61,7 @@ def show_case(shop, case, table):
     found = judge.compare(source.report, resumed, STEPS_BEFORE, with_frozen=not case.universal)
     for line in found.loaded:
         print(f"  not as saved: {line}")
-    is_good = not found.loaded and (found.is_exact if limit is None else found.within(limit))
+    is_good = not found.loaded and (found.is_exact if is_exact else found.within(limit))
     good = "equal to the last bit" if found.is_exact else "within the bound"
     table.add(str(case.source), describe(case), found, limit, good if is_good else "FAILED",
               not is_good)
@@ -74,8 +74,7 @@ def run_cases(name, shop, options):
               and options.only in f"{case.source} -> {describe(case)}"]
     for case in chosen:
         show_case(shop, case, table)
-    print()
-    table.show()
+    table.show(shop.folder)
     print(f"{len(chosen)} cases, {table.failures} failed")
     return 1 if table.failures or not chosen else 0
 

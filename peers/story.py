@@ -146,7 +146,6 @@ def run_suite(shop, options):
     table = judge.Table()
     target = _direct(shop, source, table)
     _by_one_step(shop, source, target, table)
-    print()
-    table.show()
+    table.show(shop.folder)
     print(f"{len(table.rows)} routes, {table.failures} failed")
     return 1 if table.failures else 0
