@@ -37,6 +37,7 @@ set(CERTIFY_SOURCES
   tree_bits.cc
   xml_text.cc
 )
+set(CERTIFY_MODULE judge_module.cc)
 set(CERTIFY_TESTS
   certificate_test.cc
   compare_bits_test.cc

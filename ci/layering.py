@@ -122,6 +122,8 @@ def owner_of_object(object_path):
     target = match.group(1) if match else ""
     if target == "shardproof":
         return "cli", False
+    if target == "shardproof_judge":
+        return "certify", False
     room = target.removesuffix("_test")
     return (room, target != room) if room in MAY_USE else (None, False)
 

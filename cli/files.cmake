@@ -6,6 +6,7 @@ set(CLI_SOURCES
   digest.cc
   fixture.cc
   inspect.cc
+  late_certify.cc
   options.cc
   program.cc
   report.cc
@@ -14,6 +15,7 @@ set(CLI_SOURCES
 )
 set(CLI_MAIN main.cc)
 set(CLI_TESTS
+  late_certify_test.cc
   options_test.cc
   program_test.cc
 )
