@@ -62,7 +62,7 @@ void FillRows(benchmark::State& state, DType source_type, DType target_type) {
   std::vector<std::byte> buffer(
       static_cast<size_t>((window.end - window.begin) * checkpoint::ElementBytes(target_type)));
   for (auto _ : state) {
-    benchmark::DoNotOptimize(reshape::FillWindow(plan, window, buffer).overflowed);
+    benchmark::DoNotOptimize(reshape::WindowCopies(plan, window).Fill(window, buffer).overflowed);
     benchmark::ClobberMemory();
   }
   state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(buffer.size()));

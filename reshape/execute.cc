@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -24,19 +25,21 @@ using checkpoint::Error;
 using checkpoint::ErrorCode;
 using checkpoint::Status;
 
-// What is read, summed and written in one go: it stays in the processor's cache in between.
+// What is read, summed and written in one go: it stays in the processor's cache in between. A part
+// that is one run of a source is written from where it is mapped, without a copy.
 constexpr int64_t kHotBytes = 512 << 10;
 
 // Part of a file that one thread does at once: a window of one large storage, several whole small
 // ones, or a window of a copied file.
 struct Job {
-  size_t file = 0;
   size_t storage_begin = 0, storage_end = 0;
   Window window;    // elements of the only storage, or bytes of a copied file
   size_t part = 0;  // number of the window within its storage
 };
 
 struct FileWork {
+  std::vector<Job> jobs;
+  std::atomic<size_t> next_job{0};
   std::mutex mutex;
   std::shared_ptr<checkpoint::OutputFile> output;  // guarded by mutex until the first job has begun
   std::shared_ptr<const checkpoint::MappedFile> copied;
@@ -73,6 +76,7 @@ class Executor {
         folder_(folder),
         options_(options),
         window_bytes_(WindowBytes(options)),
+        hot_bytes_(std::min(kHotBytes, window_bytes_)),
         work_(plan.files.size()) {}
 
   Status Run() {
@@ -84,10 +88,12 @@ class Executor {
         AddJobs(i);
       }
     }
-    const int32_t count = std::min<int32_t>(
-        ThreadCount(options_), static_cast<int32_t>(std::min<size_t>(jobs_.size(), 256)));
+    // Largest first, so that no thread is left alone with a large file at the end.
+    std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) {
+      return plan_.files[a].bytes > plan_.files[b].bytes;
+    });
     std::vector<std::thread> threads;
-    for (int32_t i = 1; i < count; ++i) threads.emplace_back([this] { WorkOff(); });
+    StartThreads(threads);
     WorkOff();
     for (std::thread& thread : threads) thread.join();
     if (error_) return std::move(*error_);
@@ -95,6 +101,21 @@ class Executor {
   }
 
  private:
+  // As many as there is work for, or fewer where the system gives no more.
+  void StartThreads(std::vector<std::thread>& threads) {
+    size_t jobs = 0;
+    for (const size_t file : order_) jobs += work_[file].jobs.size();
+    const auto count = std::min<size_t>(static_cast<size_t>(ThreadCount(options_)), jobs);
+    for (size_t i = 1; i < count; ++i) {
+      try {
+        if (options_.before_thread) options_.before_thread();
+        threads.emplace_back([this] { WorkOff(); });
+      } catch (const std::system_error&) {
+        return;
+      }
+    }
+  }
+
   Status MakeFolders() {
     for (const FilePlan& file : plan_.files) {
       std::error_code error;
@@ -112,55 +133,69 @@ class Executor {
 
   void AddJobs(size_t index) {
     const FilePlan& file = plan_.files[index];
-    const size_t first = jobs_.size();
+    std::vector<Job>& jobs = work_[index].jobs;
+    order_.push_back(index);
     if (!file.copied_from.empty()) {
       int64_t at = 0;
       do {
-        jobs_.push_back({index, 0, 0, {at, std::min(file.bytes, at + window_bytes_)}, 0});
+        jobs.push_back({0, 0, {at, std::min(file.bytes, at + window_bytes_)}, 0});
         at += window_bytes_;
       } while (at < file.bytes);
     } else {
       AddStorageJobs(index);
     }
-    work_[index].jobs_left = static_cast<int64_t>(jobs_.size() - first);
+    work_[index].jobs_left = static_cast<int64_t>(jobs.size());
   }
 
   void AddStorageJobs(size_t index) {
     const FilePlan& file = plan_.files[index];
+    std::vector<Job>& jobs = work_[index].jobs;
     work_[index].part_crcs.resize(file.storages.size());
     size_t begin = 0;
     for (size_t i = 0; i < file.storages.size(); ++i) {
       const checkpoint::Storage& target = *file.storages[i].target;
-      if (target.bytes() > window_bytes_ / 2) {
-        if (begin < i) jobs_.push_back({index, begin, i, {}, 0});
+      if (target.bytes() > hot_bytes_ / 2) {
+        if (begin < i) jobs.push_back({begin, i, {}, 0});
         begin = i + 1;
         const int64_t step = window_bytes_ / ElementBytes(target.dtype);
         size_t part = 0;
         for (int64_t at = 0; at < target.numel; at += step) {
-          jobs_.push_back({index, i, i + 1, {at, std::min(target.numel, at + step)}, part++});
+          jobs.push_back({i, i + 1, {at, std::min(target.numel, at + step)}, part++});
         }
         work_[index].part_crcs[i].resize(part);
         continue;
       }
       work_[index].part_crcs[i].resize(1);
       const int64_t end = file.layout.StorageOffset(i) + target.bytes();
-      if (begin < i && end - file.layout.StorageOffset(begin) > window_bytes_) {
-        jobs_.push_back({index, begin, i, {}, 0});
+      if (begin < i && end - file.layout.StorageOffset(begin) > hot_bytes_) {
+        jobs.push_back({begin, i, {}, 0});
         begin = i;
       }
     }
     // Also where there is no storage at all: the job makes the file.
     if (begin < file.storages.size() || file.storages.empty())
-      jobs_.push_back({index, begin, file.storages.size(), {}, 0});
+      jobs.push_back({begin, file.storages.size(), {}, 0});
   }
 
   void WorkOff() {
-    std::unique_ptr<std::byte[]> buffer;
-    for (size_t i = next_job_++; i < jobs_.size() && !stop_; i = next_job_++) {
-      if (!buffer) buffer.reset(new (std::nothrow) std::byte[static_cast<size_t>(window_bytes_)]);
-      Status status = buffer ? Do(jobs_[i], {buffer.get(), static_cast<size_t>(window_bytes_)})
-                             : Status(Error{ErrorCode::kIo, "no memory for a buffer", "8 MiB", "",
-                                            "Use fewer threads."});
+    std::unique_ptr<std::byte[]> buffer(new (std::nothrow)
+                                            std::byte[static_cast<size_t>(window_bytes_)]);
+    if (!buffer) {
+      return Fail(Error{ErrorCode::kIo, "no memory for a buffer",
+                        std::to_string(window_bytes_) + " bytes", "", "Use fewer threads."});
+    }
+    const std::span<std::byte> bytes{buffer.get(), static_cast<size_t>(window_bytes_)};
+    // A file of one's own first: two threads that write to one file wait for each other in the
+    // kernel. When none is left, help with those that are not done yet.
+    for (size_t i = next_file_++; i < order_.size(); i = next_file_++)
+      WorkOffFile(order_[i], bytes);
+    for (const size_t file : order_) WorkOffFile(file, bytes);
+  }
+
+  void WorkOffFile(size_t index, std::span<std::byte> buffer) {
+    FileWork& work = work_[index];
+    for (size_t i = work.next_job++; i < work.jobs.size() && !stop_; i = work.next_job++) {
+      Status status = Do(index, work.jobs[i], buffer);
       if (!status.ok()) Fail(std::move(status.error()));
     }
   }
@@ -171,20 +206,20 @@ class Executor {
     if (!error_) error_ = std::move(error);
   }
 
-  Status Do(const Job& job, std::span<std::byte> buffer) {
-    const FilePlan& file = plan_.files[job.file];
-    FileWork& work = work_[job.file];
+  Status Do(size_t index, const Job& job, std::span<std::byte> buffer) {
+    const FilePlan& file = plan_.files[index];
+    FileWork& work = work_[index];
     CK_DO(OpenFiles(file, work));
     int64_t bytes = 0;
     if (!file.copied_from.empty()) {
       CK_DO(CopyWindow(job, work));
       bytes = job.window.end - job.window.begin;
     } else if (job.window.end > job.window.begin) {
-      CK_DO(DoWindow(job, buffer));
+      CK_DO(DoWindow(index, job, buffer));
       bytes = (job.window.end - job.window.begin) *
               ElementBytes(file.storages[job.storage_begin].target->dtype);
     } else {
-      CK_DO(DoSmallStorages(job, buffer));
+      CK_DO(DoSmallStorages(index, job, buffer));
       for (size_t i = job.storage_begin; i < job.storage_end; ++i)
         bytes += file.storages[i].target->bytes();
     }
@@ -222,45 +257,40 @@ class Executor {
     return checkpoint::Done{};
   }
 
-  // CRC and write of bytes that lie ready, piece by piece so that the second reader finds them in
-  // the cache.
-  static Status SumAndWrite(checkpoint::OutputFile& output, int64_t offset,
-                            std::span<const std::byte> bytes, uint32_t& crc) {
-    crc = 0;
-    for (size_t at = 0; at < bytes.size(); at += kHotBytes) {
-      const auto hot = bytes.subspan(at, std::min<size_t>(kHotBytes, bytes.size() - at));
-      crc = checkpoint::Crc32(crc, hot);
-      CK_DO(output.Write(offset + static_cast<int64_t>(at), hot));
-    }
-    return checkpoint::Done{};
-  }
-
-  Status DoWindow(const Job& job, std::span<std::byte> buffer) {
-    const FilePlan& file = plan_.files[job.file];
-    FileWork& work = work_[job.file];
+  Status DoWindow(size_t index, const Job& job, std::span<std::byte> buffer) {
+    const FilePlan& file = plan_.files[index];
+    FileWork& work = work_[index];
     const StoragePlan& storage = file.storages[job.storage_begin];
     const int64_t element_bytes = ElementBytes(storage.target->dtype);
     const int64_t offset =
         file.layout.StorageOffset(job.storage_begin) + job.window.begin * element_bytes;
     uint32_t& crc = work.part_crcs[job.storage_begin][job.part];
-    if (const auto direct = DirectSource(storage, job.window); !direct.empty()) {
-      Populate(direct);
-      CK_DO(SumAndWrite(*work.output, offset, direct, crc));
-    } else {
-      const auto bytes =
-          buffer.first(static_cast<size_t>((job.window.end - job.window.begin) * element_bytes));
-      CK_DO(Fill(storage, job.window, bytes));
-      CK_DO(SumAndWrite(*work.output, offset, bytes, crc));
+    const WindowCopies copies(storage, job.window);
+    const int64_t step = hot_bytes_ / element_bytes;
+    crc = 0;
+    for (int64_t at = job.window.begin; at < job.window.end; at += step) {
+      const Window part{at, std::min(job.window.end, at + step)};
+      std::span<const std::byte> hot = copies.Direct(part);
+      if (hot.empty()) {
+        const auto made =
+            buffer.first(static_cast<size_t>((part.end - part.begin) * element_bytes));
+        CK_DO(Checked(storage, copies.Fill(part, made)));
+        hot = made;
+      } else {
+        Populate(hot);
+      }
+      crc = checkpoint::Crc32(crc, hot);
+      CK_DO(work.output->Write(offset + (at - job.window.begin) * element_bytes, hot));
     }
-    ReleaseSources(storage, job.window);
+    copies.ReleaseSources();
     return checkpoint::Done{};
   }
 
   // Consecutive storages go out in one write; what lies between them (headers) is written over by
   // the frame.
-  Status DoSmallStorages(const Job& job, std::span<std::byte> buffer) {
-    const FilePlan& file = plan_.files[job.file];
-    FileWork& work = work_[job.file];
+  Status DoSmallStorages(size_t index, const Job& job, std::span<std::byte> buffer) {
+    const FilePlan& file = plan_.files[index];
+    FileWork& work = work_[index];
     if (job.storage_begin == job.storage_end) return checkpoint::Done{};
     const int64_t begin = file.layout.StorageOffset(job.storage_begin);
     int64_t end = begin;
@@ -271,15 +301,15 @@ class Executor {
       const auto bytes =
           buffer.subspan(static_cast<size_t>(at), static_cast<size_t>(storage.target->bytes()));
       end = begin + at + storage.target->bytes();
-      if (!bytes.empty()) CK_DO(Fill(storage, {0, storage.target->numel}, bytes));
-      ReleaseSources(storage, {0, storage.target->numel});
+      const WindowCopies copies(storage, {0, storage.target->numel});
+      if (!bytes.empty()) CK_DO(Checked(storage, copies.Fill({0, storage.target->numel}, bytes)));
+      copies.ReleaseSources();
       work.part_crcs[i][0] = checkpoint::Crc32(0, bytes);
     }
     return work.output->Write(begin, buffer.first(static_cast<size_t>(end - begin)));
   }
 
-  Status Fill(const StoragePlan& storage, const Window& window, std::span<std::byte> bytes) const {
-    const FillOutcome outcome = FillWindow(storage, window, bytes);
+  Status Checked(const StoragePlan& storage, const FillOutcome& outcome) const {
     if (outcome.overflowed == 0) return checkpoint::Done{};
     const std::string name =
         outcome.tensor < 0 ? "" : plan_.tensor_names[static_cast<size_t>(outcome.tensor)];
@@ -319,11 +349,11 @@ class Executor {
   const Plan& plan_;
   const std::filesystem::path folder_;
   const ExecuteOptions& options_;
-  const int64_t window_bytes_;
+  const int64_t window_bytes_, hot_bytes_;
   std::filesystem::path made_;
   std::vector<FileWork> work_;
-  std::vector<Job> jobs_;
-  std::atomic<size_t> next_job_{0};
+  std::vector<size_t> order_;  // files to write, in the order in which they are begun
+  std::atomic<size_t> next_file_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::optional<Error> error_;  // guarded by mutex_

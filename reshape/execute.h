@@ -25,6 +25,7 @@ struct ExecuteOptions {
   std::function<void(const std::string& path)> file_finished;  // called from one thread at a time
   std::function<void(int64_t bytes_done)>
       progress;  // called from one thread at a time; counts finished files too
+  std::function<void()> before_thread;  // for tests: may throw as std::thread does
 };
 
 // Bytes of all buffers that Execute() with these options holds at once.

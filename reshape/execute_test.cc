@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <numeric>
+#include <system_error>
 
 #include "checkpoint/file.h"
 #include "checkpoint/tensor.h"
@@ -77,6 +78,43 @@ TEST_F(ExecuteTest, SplitsRowsIntoColumnsOfTwoFiles) {
   EXPECT_EQ(NumbersOf(folder_ / "out/tag/right.pt", 0), (std::vector<float>{2, 3, 6, 7, 0}));
 }
 
+TEST_F(ExecuteTest, RunsWithFewerThreadsWhereTheSystemGivesNoMore) {
+  const int32_t w = AddTensor("w", {64}, Counting(64));
+  for (int i = 0; i < 8; ++i) {
+    const auto part = checkpoint::MakeStorage(DType::kFloat32, 8);
+    target_.files.push_back(FileOf("tag/" + std::to_string(i) + ".pt", {part}));
+    Put(w, MakePiece({i * 8}, {8}, part, 0));
+  }
+  ExecuteOptions options = Quick(/*threads=*/4);
+  int asked = 0;
+  options.before_thread = [&asked] {
+    if (++asked == 2) throw std::system_error(EAGAIN, std::generic_category());
+  };
+  ASSERT_TRUE(Execute(MakePlan(), folder_ / "out", options).ok());
+  EXPECT_EQ(asked, 2);  // one thread was made; after the refusal no more are asked for
+  for (int i = 0; i < 8; ++i) {
+    const auto numbers = NumbersOf(folder_ / ("out/tag/" + std::to_string(i) + ".pt"), 0);
+    EXPECT_EQ(numbers.front(), static_cast<float>(i * 8));
+    EXPECT_EQ(numbers.back(), static_cast<float>(i * 8 + 7));
+  }
+}
+
+TEST_F(ExecuteTest, LargestFileIsDoneFirst) {
+  const int32_t w = AddTensor("w", {111}, Counting(111));
+  int64_t at = 0;
+  for (const int64_t numel : {1, 100, 10}) {
+    const auto part = checkpoint::MakeStorage(DType::kFloat32, numel);
+    target_.files.push_back(FileOf("tag/" + std::to_string(numel) + ".pt", {part}));
+    Put(w, MakePiece({at}, {numel}, part, 0));
+    at += numel;
+  }
+  std::vector<std::string> order;
+  ExecuteOptions options = Quick(/*threads=*/1);
+  options.file_finished = [&order](const std::string& path) { order.push_back(path); };
+  ASSERT_TRUE(Execute(MakePlan(), folder_ / "out", options).ok());
+  EXPECT_EQ(order, (std::vector<std::string>{"tag/100.pt", "tag/10.pt", "tag/1.pt"}));
+}
+
 TEST_F(ExecuteTest, WritesTransposedLiteralAndConvertedStorages) {
   const int32_t w = AddTensor("w", {2, 3}, Counting(6));
   const auto transposed = checkpoint::MakeStorage(DType::kFloat32, 6),
@@ -129,7 +167,8 @@ TEST_F(ExecuteTest, EveryWindowOfAStridedCopyIsRight) {
   for (int64_t begin = 0; begin < 36; ++begin) {
     for (int64_t end = begin + 1; end <= 36; ++end) {
       std::vector<float> window(static_cast<size_t>(end - begin));
-      FillWindow(storage, {begin, end}, std::as_writable_bytes(std::span(window)));
+      WindowCopies(storage, {begin, end})
+          .Fill({begin, end}, std::as_writable_bytes(std::span(window)));
       for (int64_t i = begin; i < end; ++i) {
         const float expected = static_cast<float>(i / 3 * 5 + 1 + i % 3);
         ASSERT_EQ(window[static_cast<size_t>(i - begin)], expected) << begin << ".." << end;

@@ -120,46 +120,54 @@ bool Meets(const CopyRange& copy, const Window& window) {
 
 }  // namespace
 
-FillOutcome FillWindow(const StoragePlan& plan, const Window& window, std::span<std::byte> buffer) {
+WindowCopies::WindowCopies(const StoragePlan& plan, const Window& window)
+    : plan_(plan), window_(window) {
+  for (const CopyRange& copy : Candidates(plan, window)) {
+    if (Meets(copy, window)) copies_.push_back(&copy);
+  }
+}
+
+FillOutcome WindowCopies::Fill(const Window& part, std::span<std::byte> buffer) const {
   FillOutcome outcome;
-  if (!plan.literal.empty()) {
-    const int64_t element_bytes = ElementBytes(plan.target->dtype);
-    std::memcpy(buffer.data(), plan.literal.data() + window.begin * element_bytes, buffer.size());
+  if (!plan_.literal.empty()) {
+    const int64_t element_bytes = ElementBytes(plan_.target->dtype);
+    std::memcpy(buffer.data(), plan_.literal.data() + part.begin * element_bytes, buffer.size());
     return outcome;
   }
-  if (plan.zero_numel > 0) std::memset(buffer.data(), 0, buffer.size());
-  for (const CopyRange& copy : Candidates(plan, window)) {
-    if (!Meets(copy, window)) continue;
-    const int64_t overflowed = CopyRunner(copy, window, buffer, plan.target->dtype).Run();
-    if (overflowed > 0 && outcome.overflowed == 0) outcome.tensor = copy.tensor;
+  if (plan_.zero_numel > 0) std::memset(buffer.data(), 0, buffer.size());
+  for (const CopyRange* copy : copies_) {
+    if (!Meets(*copy, part)) continue;
+    const int64_t overflowed = CopyRunner(*copy, part, buffer, plan_.target->dtype).Run();
+    if (overflowed > 0 && outcome.overflowed == 0) outcome.tensor = copy->tensor;
     outcome.overflowed += overflowed;
   }
   return outcome;
 }
 
-std::span<const std::byte> DirectSource(const StoragePlan& plan, const Window& window) {
-  for (const CopyRange& copy : Candidates(plan, window)) {
-    if (!Meets(copy, window)) continue;
-    const auto& dimensions = copy.block.dimensions;
+std::span<const std::byte> WindowCopies::Direct(const Window& part) const {
+  for (const CopyRange* copy : copies_) {
+    if (!Meets(*copy, part)) continue;
+    const auto& dimensions = copy->block.dimensions;
     const bool one_run = dimensions.size() == 1 && dimensions[0].source_stride == 1 &&
                          dimensions[0].target_stride == 1;
     const bool covers =
-        copy.block.target_offset <= window.begin && TargetReach(copy.block) >= window.end - 1;
-    if (!one_run || !covers || copy.factor != 1 || copy.source->dtype != plan.target->dtype)
+        copy->block.target_offset <= part.begin && TargetReach(copy->block) >= part.end - 1;
+    if (!one_run || !covers || copy->factor != 1 || copy->source->dtype != plan_.target->dtype)
       return {};
-    const int64_t element_bytes = ElementBytes(plan.target->dtype);
-    const int64_t first = copy.block.source_offset + (window.begin - copy.block.target_offset);
-    return checkpoint::StorageBytes(*copy.source)
+    const int64_t element_bytes = ElementBytes(plan_.target->dtype);
+    const int64_t first = copy->block.source_offset + (part.begin - copy->block.target_offset);
+    return checkpoint::StorageBytes(*copy->source)
         .subspan(static_cast<size_t>(first * element_bytes),
-                 static_cast<size_t>((window.end - window.begin) * element_bytes));
+                 static_cast<size_t>((part.end - part.begin) * element_bytes));
   }
   return {};
 }
 
-void ReleaseSources(const StoragePlan& plan, const Window& window) {
-  for (const CopyRange& copy : Candidates(plan, window)) {
-    if (!Meets(copy, window) || copy.block.dimensions.empty()) continue;
-    const OuterRange range = ClipOutermost(copy.block, window);
+void WindowCopies::ReleaseSources() const {
+  for (const CopyRange* found : copies_) {
+    const CopyRange& copy = *found;
+    if (copy.block.dimensions.empty()) continue;
+    const OuterRange range = ClipOutermost(copy.block, window_);
     if (range.begin >= range.end) continue;
     const CopyDimension& outer = copy.block.dimensions.front();
     int64_t inner_reach = 0;
