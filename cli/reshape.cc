@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/report.h"
+#include "reshape/other_targets.h"
 
 namespace cli {
 
@@ -51,19 +52,46 @@ std::function<void(const reshape::Progress&)> TerminalProgress() {
   };
 }
 
+std::string Joined(const std::vector<std::string>& words) {
+  std::string joined;
+  for (const std::string& word : words) joined += (joined.empty() ? "" : ", ") + word;
+  return joined;
+}
+
+void PrintTargets(const std::vector<reshape::Topology>& targets,
+                  const reshape::OtherTargets& other) {
+  for (const reshape::Topology& target : targets) fmt::print("{}\n", TopologyName(target));
+  if (!other.reachable.empty()) fmt::print("other forms: {}\n", Joined(other.reachable));
+  for (const reshape::LockedTargets& locked : other.locked) {
+    fmt::print("not listed: {} {}: {}. {}\n", locked.flag, Joined(locked.values), locked.why,
+               locked.unlock);
+  }
+}
+
 int ListTargets(const ReshapeFlags& flags, const reshape::ReshapeOptions& options) {
   const auto source = reshape::ReadInventory(flags.source, options.read);
   if (!source.ok()) return ReportError(source.error(), flags.json);
   const auto targets = reshape::LegalTargets(source.value(), options.target, flags.ranks_max);
+  const auto other = reshape::FindOtherTargets(source.value(), options.target, flags.ranks_max);
+  if (!flags.json) {
+    PrintTargets(targets, other);
+    return kExitDone;
+  }
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  nlohmann::ordered_json locked_list = nlohmann::ordered_json::array();
   for (const reshape::Topology& target : targets) {
     list.push_back({{"tp", target.tensor_parallel_size},
                     {"pp", target.pipeline_parallel_size},
                     {"dp", target.data_parallel_size},
                     {"zero", target.zero_stage}});
-    if (!flags.json) fmt::print("{}\n", TopologyName(target));
   }
-  if (flags.json) PrintJson({{"targets", list}});
+  for (const reshape::LockedTargets& locked : other.locked) {
+    locked_list.push_back({{"flag", locked.flag},
+                           {"values", locked.values},
+                           {"why", locked.why},
+                           {"unlock", locked.unlock}});
+  }
+  PrintJson({{"targets", list}, {"other_forms", other.reachable}, {"not_listed", locked_list}});
   return kExitDone;
 }
 

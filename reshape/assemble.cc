@@ -35,6 +35,7 @@ class Assembler {
     CK_TRY(groups_, MakeGroupTable(source_));
     for (const std::string& name : order_) CK_DO(AddTensor(name));
     SetAliases();
+    FindUndeclaredGates(source_);
     CK_DO(FillGroups());
     return SetWeightType();
   }
@@ -88,6 +89,33 @@ class Assembler {
       next *= std::max<int64_t>(shape[dimension], 1);
     }
     return strides;
+  }
+
+  // The layers that the user's rules say use a tied module; they must have the one whose file it
+  // is.
+  Status DeclareLayers(LogicalTensor& tensor) {
+    if (!source_.user_rules) return checkpoint::Done{};
+    const checkpoint::TiedRule* rule =
+        checkpoint::FirstTiedRule(*source_.user_rules, tensor.canonical);
+    if (rule == nullptr) return checkpoint::Done{};
+    if (!rule->layers.empty()) {
+      const bool has_file = std::find(rule->layers.begin(), rule->layers.end(),
+                                      tensor.layers.front()) != rule->layers.end();
+      if (has_file && rule->layers.size() > 1) {
+        tensor.layers = rule->layers;
+        inventory_.cuts.back() = std::max(inventory_.cuts.back(), tensor.layers.back() + 1);
+        return checkpoint::Done{};
+      }
+      return MakeError(ErrorCode::kMalformedRules, "tied layers " + ShapeText(rule->layers),
+                       fmt::format("two layers or more, {} among them, whose file holds it",
+                                   tensor.layers.front()),
+                       tensor.name, "Correct \"layers\" under \"tied\" in the rules file.");
+    }
+    // Without numbers: on the first stage and at the end of the last, behind all layer files.
+    if (tensor.layers.size() > 1) return checkpoint::Done{};
+    if (declared_end_ < 0) declared_end_ = inventory_.cuts.back()++;
+    tensor.layers.push_back(declared_end_);
+    return checkpoint::Done{};
   }
 
   void SetLayers(const LocalTensor& local, LogicalTensor& tensor) const {
@@ -161,6 +189,8 @@ class Assembler {
     }
     CK_DO(Classify(local, source_, tensor));
     SetLayers(local, tensor);
+    if (tensor.name.starts_with("tied_modules.") && !tensor.layers.empty())
+      CK_DO(DeclareLayers(tensor));
     if (local.alias_of.empty()) {
       SetOptimizer(local, tensor);
       if (source_.full_tensors.contains(name)) {
@@ -289,6 +319,8 @@ class Assembler {
   std::map<std::string, Holder> holders_;
   std::vector<std::string> order_;
   GroupTable groups_;
+  int64_t declared_end_ =
+      -1;  // number of the last use of tied modules that are declared without one
 };
 
 }  // namespace

@@ -100,6 +100,32 @@ bool Fits(const Naming& naming, NameLayout layout, const std::vector<FileEntry>&
          });
 }
 
+// Layer files behind the last layer of a model that fits built-in rules but for them.
+Status CheckNoLayersBehind(int64_t layers, const std::vector<FileEntry>& entries,
+                           const Inventory& inventory) {
+  if (inventory.layout != NameLayout::kPipeline) return checkpoint::Done{};
+  for (const std::string_view name : checkpoint::BuiltinRuleNames()) {
+    CK_TRY(const Rules rules,
+           checkpoint::ParseRules(checkpoint::BuiltinRulesJson(name), std::string(name)));
+    const auto& numbering = rules.numbering;
+    if (!numbering) continue;
+    const int64_t last =
+        numbering->first_layer + layers + std::max(numbering->final_after, numbering->head_after);
+    std::vector<FileEntry> within;
+    int64_t behind = -1;
+    for (const FileEntry& entry : entries) {
+      if (entry.layer <= last) within.push_back(entry);
+      if (entry.layer > last && behind < 0) behind = entry.layer;
+    }
+    if (behind < 0 || !Fits(Naming{&rules, layers, true}, inventory.layout, within)) continue;
+    return MakeError(
+        ErrorCode::kInconsistent, fmt::format("files of layer {}", behind),
+        fmt::format("layers up to {} of a model of {} transformer layers", last, layers),
+        inventory.folder.step_folder.string(), "Remove the files that do not belong to this step.");
+  }
+  return checkpoint::Done{};
+}
+
 Rules Merge(const std::optional<Rules>& user, const std::optional<Rules>& builtin) {
   if (!user) return builtin.value_or(Rules{});
   Rules merged = *user;
@@ -185,6 +211,9 @@ Status ChooseRules(const ReadOptions& options, Source& source) {
     source.builtin_rules = rules;
     inventory.transformer_layers = layers;
     break;
+  }
+  if (!source.builtin_rules && from_args > 0) {
+    CK_DO(CheckNoLayersBehind(from_args, entries, inventory));
   }
   inventory.rules = Merge(source.user_rules, source.builtin_rules);
   if (inventory.transformer_layers == 0 && !inventory.rules.names.empty()) {

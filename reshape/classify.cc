@@ -96,4 +96,25 @@ Status Classify(const LocalTensor& local, Source& source, LogicalTensor& tensor)
   return checkpoint::Done{};
 }
 
+void FindUndeclaredGates(Source& source) {
+  constexpr std::string_view kUp = ".mlp.dense_h_to_4h.weight", kDown = ".mlp.dense_4h_to_h.weight";
+  std::map<std::string, int64_t> widths;  // of the MLP, by the canonical name of its up weight
+  for (const LogicalTensor& tensor : source.inventory.tensors) {
+    if (!tensor.canonical.ends_with(kDown) || tensor.shape.size() != 2) continue;
+    const size_t stem = tensor.canonical.size() - kDown.size();
+    widths[tensor.canonical.substr(0, stem) + std::string(kUp)] = tensor.shape[1];
+  }
+  for (const LogicalTensor& tensor : source.inventory.tensors) {
+    const auto width = widths.find(tensor.canonical);
+    if (width == widths.end() || tensor.shape.size() != 2) continue;
+    const bool declared =
+        source.user_rules && checkpoint::FirstParameterRule(*source.user_rules, tensor.canonical,
+                                                            source.swiglu) != nullptr;
+    const bool plain_column = tensor.parallel == checkpoint::Parallel::kColumn &&
+                              tensor.fused == Fused::kNone && tensor.sub_parameter_rows.empty();
+    if (!declared && plain_column && tensor.shape[0] == 2 * width->second)
+      source.inventory.undeclared_gates.push_back(tensor.name);
+  }
+}
+
 }  // namespace reshape

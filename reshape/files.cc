@@ -24,6 +24,8 @@ using checkpoint::Status;
 using checkpoint::Value;
 
 constexpr size_t kNamesInMessage = 20;
+constexpr const char* kFrameworkPrefixes[] = {"mp_rank_", "layer_", "zero_pp_rank_",
+                                              "bf16_zero_pp_rank_", "fp16_zero_pp_rank_"};
 
 struct FoundFiles {
   std::map<int64_t, FileName> model;                      // by mp_index number
@@ -44,6 +46,18 @@ Status Insert(std::map<Key, FileName>& files, Key key, const FileName& name) {
   const auto [position, inserted] = files.emplace(key, name);
   if (!inserted) return Twice(position->second, name);
   return checkpoint::Done{};
+}
+
+// A name like that of a rank or layer whose numbers are none: a file of somebody else, or a damaged
+// name. Other names (backups, notes) are left alone.
+Status CheckOddName(const FileName& name) {
+  const bool begins =
+      std::any_of(std::begin(kFrameworkPrefixes), std::end(kFrameworkPrefixes),
+                  [&](const char* prefix) { return name.name.starts_with(prefix); });
+  if (!begins || !name.name.ends_with("_states.pt")) return checkpoint::Done{};
+  return MakeError(ErrorCode::kInconsistent, name.name,
+                   fmt::format("rank and layer numbers up to {}", checkpoint::kRanksMax),
+                   name.path.string(), "Remove the file that does not belong to this step.");
 }
 
 Result<FoundFiles> SortFiles(const checkpoint::StepFolder& folder) {
@@ -71,8 +85,10 @@ Result<FoundFiles> SortFiles(const checkpoint::StepFolder& folder) {
         return MakeError(ErrorCode::kUnsupported, name.name + " (mixture of experts)",
                          "a model without experts", name.path.string(),
                          "Mixtures of experts are not supported yet.");
-      case FileKind::kKnownOther:
       case FileKind::kUnknown:
+        CK_DO(CheckOddName(name));
+        break;
+      case FileKind::kKnownOther:
         break;
     }
   }

@@ -8,6 +8,7 @@ set(RESHAPE_SOURCES
   convert.cc
   decide_maps.cc
   derive_order.cc
+  disk_space.cc
   execute.cc
   files.cc
   fill.cc
@@ -19,6 +20,7 @@ set(RESHAPE_SOURCES
   module_names.cc
   naming.cc
   optimizer_tree.cc
+  other_targets.cc
   parallel_kind.cc
   partial_folder.cc
   partition.cc
@@ -35,6 +37,7 @@ set(RESHAPE_SOURCES
   search_bare.cc
   search_order.cc
   shards.cc
+  source_sums.cc
   stage_cuts.cc
   state_pieces.cc
   target.cc
@@ -57,6 +60,7 @@ set(RESHAPE_TESTS
   corpus_inventory_test.cc
   corpus_reshape_test.cc
   corpus_structure_test.cc
+  disk_space_test.cc
   execute_test.cc
   inventory_compare.cc
   inventory_composed_test.cc
@@ -65,6 +69,7 @@ set(RESHAPE_TESTS
   layer_partition_test.cc
   legality_test.cc
   naming_test.cc
+  other_targets_test.cc
   partition_test.cc
   plan_fixture.cc
   plan_test.cc
@@ -72,6 +77,7 @@ set(RESHAPE_TESTS
   reshape_torch_test.cc
   rounding_test.cc
   shards_test.cc
+  source_sums_test.cc
   target_fixture.cc
   target_test.cc
 )

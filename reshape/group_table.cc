@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 
 #include "checkpoint/tree.h"
 
@@ -97,18 +99,68 @@ std::vector<const Member*> GroupOrderBeforeRoundRobin(const LocalGroup& group,
   return dealt;
 }
 
+namespace {
+
+checkpoint::Error BadParamGroup(size_t group, const std::string& key, const Value& value,
+                                std::string expected) {
+  const std::string found = checkpoint::IsNone(value) ? "nothing" : checkpoint::Render(value, 60);
+  return MakeError(ErrorCode::kUsage, fmt::format("{} for \"{}\" of group {}", found, key, group),
+                   std::move(expected), "--param-groups",
+                   "Give the values that the run was configured with.");
+}
+
+std::optional<double> FiniteNumber(const Value& value) {
+  if (checkpoint::AsBool(value)) return std::nullopt;
+  const auto number = checkpoint::AsNumber(value);
+  return number && std::isfinite(*number) ? number : std::nullopt;
+}
+
+// What Adam and its relatives cannot do without; further keys are carried as they are.
+checkpoint::Status CheckGivenGroup(size_t group, const Value& given) {
+  for (const char* key : {"lr", "eps", "weight_decay"}) {
+    const Value value = checkpoint::Get(given, key);
+    const auto number = FiniteNumber(value);
+    if (!number || *number < 0) return BadParamGroup(group, key, value, "a number from 0 on");
+  }
+  const Value betas = checkpoint::Get(given, "betas");
+  const auto* items = checkpoint::SequenceItems(betas);
+  const bool two = items != nullptr && items->size() == 2 &&
+                   std::all_of(items->begin(), items->end(), [](const Value& item) {
+                     const auto number = FiniteNumber(item);
+                     return number && *number >= 0 && *number < 1;
+                   });
+  if (!two) return BadParamGroup(group, "betas", betas, "two numbers from 0 to less than 1");
+  for (const char* key : {"params", "step"}) {
+    if (checkpoint::Has(given, key)) {
+      return BadParamGroup(group, key, checkpoint::Get(given, key),
+                           "no such key: it is taken from the checkpoint");
+    }
+  }
+  return checkpoint::Done{};
+}
+
+}  // namespace
+
 checkpoint::Status ApplyGivenHyperParameters(const ReadOptions& options, Source& source) {
   const auto* given = checkpoint::SequenceItems(options.param_groups);
   if (given == nullptr) return checkpoint::Done{};
   auto& groups = source.inventory.groups;
+  const bool needed = std::any_of(groups.begin(), groups.end(), [](const Group& group) {
+    return checkpoint::IsNone(group.hyper_parameters);
+  });
+  if (!needed) {
+    return MakeError(ErrorCode::kUsage, "hyper-parameters for a checkpoint that has its own",
+                     "an elastic checkpoint, whose files hold none", "--param-groups",
+                     "Leave --param-groups out; it changes nothing here.");
+  }
   if (given->size() != groups.size()) {
-    return MakeError(ErrorCode::kUndeclared,
-                     fmt::format("hyper-parameters of {} groups", given->size()),
+    return MakeError(ErrorCode::kUsage, fmt::format("hyper-parameters of {} groups", given->size()),
                      fmt::format("of {} groups, as the checkpoint has", groups.size()),
                      "--param-groups", "Give one entry for each group.");
   }
   for (size_t i = 0; i < groups.size(); ++i) {
-    if (checkpoint::IsNone(groups[i].hyper_parameters)) groups[i].hyper_parameters = (*given)[i];
+    CK_DO(CheckGivenGroup(i, (*given)[i]));
+    groups[i].hyper_parameters = (*given)[i];
   }
   return checkpoint::Done{};
 }

@@ -21,8 +21,8 @@ checkpoint::Result<GroupTable> MakeGroupTable(const Source& source);
 std::vector<const Member*> GroupOrderBeforeRoundRobin(const LocalGroup& group,
                                                       const Source& source);
 
-// Elastic files hold no hyper-parameters: those that the user gave. Errors: kUndeclared where their
-// number is wrong.
+// Elastic files hold no hyper-parameters: those that the user gave. Errors: kUsage where the
+// checkpoint has its own, the number of groups is wrong, or a value is missing or no sound one.
 checkpoint::Status ApplyGivenHyperParameters(const ReadOptions& options, Source& source);
 
 }  // namespace reshape

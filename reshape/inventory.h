@@ -121,6 +121,9 @@ struct Inventory {
   bool megatron = false;     // has args (argparse.Namespace) and canonical Megatron names
   std::optional<checkpoint::QkvLayout> qkv_layout;  // only where declared
   bool has_fused_qkv = false;
+  // Names of MLP weights that have twice the width of the MLP, which only gated ones have, where
+  // neither the files nor the rules say so.
+  std::vector<std::string> undeclared_gates;
   int64_t original_vocabulary_rows = 0;  // 0: unknown or no vocabulary tensor
   int64_t transformer_layers = 0;        // 0: not a transformer we know
   // Pipeline layout: stage s owns layer numbers [cuts[s], cuts[s + 1]).
@@ -142,8 +145,8 @@ struct ReadOptions {
   std::optional<checkpoint::Rules> rules;  // from the user's file; wins over the built-in ones
   std::string rules_origin;
   std::optional<checkpoint::QkvLayout> qkv_layout;  // from the option; wins over the rules
-  checkpoint::Value
-      param_groups;  // hyper-parameters for elastic sources, a list of dicts; null: none given
+  checkpoint::Value param_groups;  // hyper-parameters for elastic sources, a list of dicts; null:
+                                   // none given. Their target is then not elastic
 };
 
 // Errors: those of the readers, kMissingFile, kInconsistent, kUnsupported (ZeRO-3, MoE),

@@ -13,6 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::ErrorCode;
 using checkpoint::MakeList;
+using checkpoint::Value;
 
 // A copy of a real run that a test may damage; empty where the corpus is not there.
 class DamagedRun {
@@ -189,6 +190,92 @@ TEST(InventoryTest, UserRulesWinAndTheDisagreementIsNoticed) {
   EXPECT_TRUE(noticed);
 }
 
+TEST(InventoryTest, RankAndLayerNumbersThatAreNoneAreRefused) {
+  for (const std::string odd :
+       {"layer_4000000000-model_states.pt", "mp_rank_99999999999999999999_model_states.pt"}) {
+    const DamagedRun run("deepspeed/pp2_z1_bf16_dp2");
+    REQUIRE_RUN(run);
+    fs::copy(run.step() / "layer_01-model_states.pt", run.step() / odd);
+    fs::copy(run.step() / "layer_01-model_states.pt", run.step() / "layer_01-model_states.pt.bak");
+    const auto result = run.Read();
+    ASSERT_FALSE(result.ok());
+    EXPECT_EQ(result.error().code, ErrorCode::kInconsistent);
+    EXPECT_EQ(result.error().found, odd);
+    fs::remove(run.step() / odd);
+    EXPECT_TRUE(run.Read().ok());
+  }
+}
+
+TEST(InventoryTest, LayerFilesBehindTheModelAreRefused) {
+  const DamagedRun run(kFusedRun);
+  REQUIRE_RUN(run);
+  for (const char* rank : {"00", "01"}) {
+    fs::copy(run.step() / fmt::format("layer_03-model_{}-model_states.pt", rank),
+             run.step() / fmt::format("layer_40-model_{}-model_states.pt", rank));
+  }
+  const auto result = run.Read();
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().code, ErrorCode::kInconsistent);
+  EXPECT_EQ(result.error().found, "files of layer 40");
+}
+
+// The model files of a Llama run as a tool writes them that does not say that the MLP is gated.
+void ForgetGates(const fs::path& step) {
+  for (const auto& entry : fs::directory_iterator(step)) {
+    if (!entry.path().filename().string().starts_with("mp_rank_")) continue;
+    const auto file = checkpoint::OpenTorchFile(entry.path());
+    ASSERT_TRUE(file.ok());
+    Value root = file.value().root;
+    const Value args = checkpoint::Get(root, "args");
+    root = checkpoint::WithEntry(
+        root, "args",
+        checkpoint::WithoutEntry(checkpoint::WithoutEntry(args, "swiglu"), "glu_activation"));
+    root = checkpoint::WithoutEntry(root, "universal_checkpoint_info");
+    const fs::path written = entry.path().string() + ".new";
+    ASSERT_TRUE(checkpoint::WriteTorchFile(
+                    written, root, {},
+                    [](const checkpoint::Storage& storage, std::span<std::byte> bytes) {
+                      const auto source = checkpoint::StorageBytes(storage);
+                      std::copy(source.begin(), source.end(), bytes.begin());
+                    })
+                    .ok());
+    fs::rename(written, entry.path());
+  }
+}
+
+TEST(InventoryTest, GatesThatNothingDeclaresAreFoundByTheirWidth) {
+  const DamagedRun run("megatron_deepspeed/r6_llama_tp2pp2dp2_z1_bf16");
+  REQUIRE_RUN(run);
+  EXPECT_TRUE(run.Read().value().undeclared_gates.empty());
+  ForgetGates(run.step());
+  const auto forgotten = run.Read();
+  ASSERT_TRUE(forgotten.ok()) << forgotten.error().ToString();
+  EXPECT_EQ(forgotten.value().undeclared_gates.size(), 4U);  // one a layer
+  ReadOptions options;
+  options.rules =
+      checkpoint::ParseRules(
+          R"({"name": "gated", "parameters": [{"canonical": ".*\\.mlp\\.dense_h_to_4h\\.weight",
+              "parallel": "column", "fused": "gated-linear"}]})",
+          "test")
+          .value();
+  const auto declared = run.Read(options);
+  ASSERT_TRUE(declared.ok()) << declared.error().ToString();
+  EXPECT_TRUE(declared.value().undeclared_gates.empty());
+}
+
+TEST(InventoryTest, PlainMlpIsNoGate) {
+  const DamagedRun run(kFusedRun);
+  REQUIRE_RUN(run);
+  EXPECT_TRUE(run.Read().value().undeclared_gates.empty());
+}
+
+Value GivenGroup(double lr) {
+  return Dict({{"lr", checkpoint::MakeFloat(lr)},
+               {"betas", MakeList({checkpoint::MakeFloat(0.9), checkpoint::MakeFloat(0.95)})},
+               {"eps", checkpoint::MakeFloat(1e-8)},
+               {"weight_decay", checkpoint::MakeInt(0)}});
+}
+
 TEST(InventoryTest, HyperParametersOfElasticSourcesAreThoseGiven) {
   const DamagedRun run("deepspeed/z1_bf16_elastic_dp2");
   REQUIRE_RUN(run);
@@ -197,14 +284,45 @@ TEST(InventoryTest, HyperParametersOfElasticSourcesAreThoseGiven) {
   ASSERT_EQ(without.value().groups.size(), 2u);
   EXPECT_TRUE(checkpoint::IsNone(without.value().groups[0].hyper_parameters));
   ReadOptions options;
-  options.param_groups = MakeList(
-      {Dict({{"lr", checkpoint::MakeFloat(0.5)}}), Dict({{"lr", checkpoint::MakeFloat(0.25)}})});
+  options.param_groups = MakeList({GivenGroup(0.5), GivenGroup(0.25)});
   const auto with = run.Read(options);
-  ASSERT_TRUE(with.ok());
+  ASSERT_TRUE(with.ok()) << with.error().ToString();
   EXPECT_EQ(checkpoint::AsNumber(checkpoint::Get(with.value().groups[1].hyper_parameters, "lr")),
             0.25);
-  options.param_groups = MakeList({Dict({})});
-  EXPECT_EQ(run.Read(options).error().code, ErrorCode::kUndeclared);
+}
+
+TEST(InventoryTest, GivenHyperParametersAreCheckedKeyByKey) {
+  const DamagedRun run("deepspeed/z1_bf16_elastic_dp2");
+  REQUIRE_RUN(run);
+  const auto error_with = [&](const Value& second) {
+    ReadOptions options;
+    options.param_groups = MakeList({GivenGroup(0.5), second});
+    const auto read = run.Read(options);
+    EXPECT_FALSE(read.ok());
+    return read.ok() ? checkpoint::Error{} : read.error();
+  };
+  for (const char* key : {"lr", "betas", "eps", "weight_decay"}) {
+    const auto missing = error_with(checkpoint::WithoutEntry(GivenGroup(0.5), key));
+    EXPECT_EQ(missing.code, ErrorCode::kUsage);
+    EXPECT_EQ(missing.found, "nothing for \"" + std::string(key) + "\" of group 1");
+    const auto text =
+        error_with(checkpoint::WithEntry(GivenGroup(0.5), key, checkpoint::MakeString("0.1")));
+    EXPECT_NE(text.found.find("\"" + std::string(key) + "\" of group 1"), std::string::npos);
+  }
+  EXPECT_EQ(error_with(GivenGroup(-1)).code, ErrorCode::kUsage);
+  EXPECT_EQ(error_with(checkpoint::WithEntry(GivenGroup(0.5), "params", MakeList({}))).code,
+            ErrorCode::kUsage);
+  ReadOptions one;
+  one.param_groups = MakeList({GivenGroup(0.5)});
+  EXPECT_EQ(run.Read(one).error().code, ErrorCode::kUsage);
+}
+
+TEST(InventoryTest, HyperParametersForFilesThatHaveTheirOwnAreRefused) {
+  const DamagedRun run("deepspeed/z1_bf16_dp4");
+  REQUIRE_RUN(run);
+  ReadOptions options;
+  options.param_groups = MakeList({GivenGroup(0.5), GivenGroup(0.25)});
+  EXPECT_EQ(run.Read(options).error().code, ErrorCode::kUsage);
 }
 
 TEST(InventoryTest, RoundRobinGroupsAreInModuleOrder) {

@@ -81,6 +81,24 @@ Status CheckTiedUses(const Inventory& source, const ResolvedTarget& target) {
   return checkpoint::Done{};
 }
 
+// A bare optimizer holds nothing but moments: before its first step nothing in its files says which
+// parameter is in which group.
+Status CheckBareMoments(const Inventory& source, const ResolvedTarget& target) {
+  if (target.wrapper != Wrapper::kFp32 || source.wrapper == Wrapper::kFp32) {
+    return checkpoint::Done{};
+  }
+  for (const LogicalTensor& tensor : source.tensors) {
+    if (tensor.group >= 0 && tensor.alias_of.empty() && !tensor.states.contains("exp_avg")) {
+      return Unreachable(
+          "no moments of " + tensor.name + ": no optimizer step was taken with it",
+          "moments of every trained parameter, which a bare fp32 optimizer tells its "
+          "groups by",
+          "Choose --zero 1 or 2, or --dtype fp16 or bf16.");
+    }
+  }
+  return checkpoint::Done{};
+}
+
 bool HasLayerCounts(const Inventory& source) {
   return source.megatron && source.transformer_layers > 0;
 }
@@ -91,6 +109,16 @@ Status CheckTensorParallel(const Inventory& source, const ResolvedTarget& target
   if (!ChangesTensorParallel(source, target)) return CheckDimensions(source, target);
   CK_DO(CheckNamed(source));
   CK_DO(CheckDimensions(source, target));
+  if (!source.undeclared_gates.empty()) {
+    const std::string& name = source.undeclared_gates.front();
+    return Error{ErrorCode::kUndeclared,
+                 fmt::format("a change of TP with {} weights like {}, twice as wide as the MLP is, "
+                             "and nothing that says they are gated",
+                             source.undeclared_gates.size(), name),
+                 "gated-linear, or plain columns", name,
+                 "Declare it in --rules: \"parallel\": \"column\", with \"fused\": "
+                 "\"gated-linear\" where each shard is its gate rows, then its up rows (SwiGLU)."};
+  }
   if (!source.has_fused_qkv || source.qkv_layout) return checkpoint::Done{};
   return Error{ErrorCode::kUndeclared,
                "a change of TP with fused query-key-value weights whose row order is not declared",
@@ -167,19 +195,17 @@ Status CheckWrapper(const Inventory& source, const ResolvedTarget& target) {
         "Leave --wrapper out: zero is for stages 1 and 2, bf16 for bf16 at stage 1, fused and "
         "unfused for 16 bits at stage 0.");
   }
+  CK_DO(CheckBareMoments(source, target));
   if (target.universal && stage == 0) {
     return Unreachable("a universal folder at stage 0", "stage 1 or 2", "Leave --zero out.");
   }
   if (source.wrapper == Wrapper::kNone || target.elastic || target.wrapper == Wrapper::kNone)
     return checkpoint::Done{};
-  const bool known =
-      std::all_of(source.groups.begin(), source.groups.end(), [](const Group& group) {
-        return checkpoint::MappingItems(group.hyper_parameters) != nullptr;
-      });
-  if (known) return checkpoint::Done{};
-  return Error{ErrorCode::kUndeclared, "no hyper-parameters: elastic files do not hold them",
-               "a dictionary for each parameter group", "param_groups",
-               "Give them with --param-groups FILE, or keep ZeRO 1 or 2 with the elastic form."};
+  if (HasHyperParameters(source)) return checkpoint::Done{};
+  return Error{
+      ErrorCode::kUndeclared, "no hyper-parameters: elastic files do not hold them",
+      "a dictionary for each parameter group", "param_groups",
+      "Give them with --param-groups FILE, or choose ZeRO 1 or 2, which keep the elastic form."};
 }
 
 std::string WhyUnreachable(const Inventory& source, const TargetSpec& spec) {

@@ -135,6 +135,66 @@ TEST(LegalityTest, ElasticSourcesNeedHyperParametersElsewhere) {
   EXPECT_EQ(CodeOf(source, {.universal = true}), ErrorCode::kUndeclared);
 }
 
+TEST(LegalityTest, ElasticSourcesStayElasticUnlessHyperParametersAreDeclared) {
+  Inventory source = MakePlain({8}, Wrapper::kZero, DType::kBFloat16);
+  source.elastic = true;
+  TargetSpec wishes_elastic;
+  wishes_elastic.elastic = true;
+  const auto rigid = Resolve(source, {});  // the fixture's groups have hyper-parameters: declared
+  ASSERT_TRUE(rigid.ok());
+  EXPECT_FALSE(rigid.value().elastic);
+  EXPECT_FALSE(rigid.value().identical);
+  EXPECT_EQ(CodeOf(source, wishes_elastic), ErrorCode::kUsage);
+  source.groups[0].hyper_parameters = nullptr;
+  const auto kept = Resolve(source, {.data_parallel_size = 2});
+  ASSERT_TRUE(kept.ok());
+  EXPECT_TRUE(kept.value().elastic);
+  ASSERT_EQ(kept.value().notices.size(), 1U);
+  EXPECT_EQ(kept.value().notices[0].kind, "elastic-kept");
+  EXPECT_EQ(WhyUnreachable(source, wishes_elastic), "");
+}
+
+TEST(LegalityTest, ElasticWithoutZeroFilesIsAUsageError) {
+  TargetSpec spec;
+  spec.elastic = true;
+  EXPECT_EQ(CodeOf(MakeGpt({}), spec), ErrorCode::kUsage);
+}
+
+TEST(LegalityTest, TargetsOfTooManyFilesAreRefusedEarly) {
+  const Inventory source = MakeGpt({});
+  const auto resolved = Resolve(source, {.data_parallel_size = 1'000'000, .zero_stage = 1});
+  ASSERT_FALSE(resolved.ok());
+  EXPECT_EQ(resolved.error().code, ErrorCode::kLimitExceeded);
+  EXPECT_EQ(resolved.error().found, "TP 1 x PP 1 x DP 1000000 at stage 1: 1000001 files");
+  EXPECT_EQ(resolved.error().expected, "at most 200000 files in a target");
+  // Without ZeRO, data ranks have no files of their own.
+  EXPECT_EQ(WhyUnreachable(source, {.data_parallel_size = 1'000'000, .zero_stage = 0}), "");
+  EXPECT_EQ(CodeOf(source, {.tensor_parallel_size = 300'000}), ErrorCode::kLimitExceeded);
+}
+
+TEST(LegalityTest, BareFp32NeedsMoments) {
+  Inventory source = MakePlain({8, 8}, Wrapper::kZero, DType::kFloat16);
+  const TargetSpec bare{.zero_stage = 0, .dtype = DType::kFloat32};
+  EXPECT_EQ(WhyUnreachable(source, bare), "");
+  for (LogicalTensor& tensor : source.tensors) {
+    tensor.states.erase("exp_avg");
+    tensor.states.erase("exp_avg_sq");
+  }
+  EXPECT_EQ(CodeOf(source, bare), ErrorCode::kUnreachableTarget);
+  EXPECT_EQ(WhyUnreachable(source, {.zero_stage = 2}), "");
+}
+
+TEST(LegalityTest, ChangeOfTensorRanksNeedsTheGateDeclared) {
+  Inventory source = MakeGpt({});
+  source.qkv_layout = checkpoint::QkvLayout::kPerHeadGroup;
+  source.undeclared_gates = {"2.mlp.dense_h_to_4h.weight"};
+  const auto resolved = Resolve(source, {.tensor_parallel_size = 2});
+  ASSERT_FALSE(resolved.ok());
+  EXPECT_EQ(resolved.error().code, ErrorCode::kUndeclared);
+  EXPECT_EQ(resolved.error().where, "2.mlp.dense_h_to_4h.weight");
+  EXPECT_EQ(WhyUnreachable(source, {.pipeline_parallel_size = 2}), "");
+}
+
 TEST(LegalityTest, UnknownWeightTypeIsAUsageError) {
   EXPECT_EQ(CodeOf(MakeGpt({}), {.dtype = DType::kInt8}), ErrorCode::kUsage);
 }

@@ -6,10 +6,13 @@
 #include <chrono>
 
 #include "checkpoint/file.h"
+#include "reshape/disk_space.h"
 #include "reshape/execute.h"
 #include "reshape/memory_use.h"
 #include "reshape/partial_folder.h"
 #include "reshape/plan.h"
+#include "reshape/source_files.h"
+#include "reshape/source_sums.h"
 
 namespace reshape {
 namespace {
@@ -24,16 +27,8 @@ using checkpoint::Status;
 // begins anew.
 constexpr int kTargetFormat = 1;
 
-template <typename Visit>
-Status ForEachSourceFile(const Inventory& source, Visit visit) {
-  for (const SourceFile& file : source.model_files) CK_DO(visit(file));
-  for (const auto& rank : source.optim_files) {
-    for (const SourceFile& file : rank) CK_DO(visit(file));
-  }
-  for (const auto& [position, file] : source.layer_files) CK_DO(visit(file));
-  for (const auto& [name, file] : source.universal_files) CK_DO(visit(file));
-  return checkpoint::Done{};
-}
+// Memory in use is read from /proc, which takes long enough to be seen after each small storage.
+constexpr int64_t kMemoryMeasureBytes = 32LL << 20;
 
 // What decides the bytes of the target: the plan, the wishes, and the state of the source files.
 std::string KeyOf(const Inventory& source, const Target& target, const Plan& plan,
@@ -42,22 +37,22 @@ std::string KeyOf(const Inventory& source, const Target& target, const Plan& pla
       fmt::format("{} {:08x} {} {} {} {}", kTargetFormat, plan.digest, plan.bytes,
                   static_cast<int>(target.wrapper), static_cast<int>(target.weight_dtype),
                   static_cast<int>(options.target.moments));
-  (void)ForEachSourceFile(source, [&](const SourceFile& file) -> Status {
+  for (const SourceFile* file : SourceFiles(source)) {
     std::error_code error;
-    const auto time = fs::last_write_time(file.name.path, error);
-    text += fmt::format("|{} {} {}", file.name.path.string(),
-                        file.torch.file ? file.torch.file->bytes().size() : 0,
+    const auto time = fs::last_write_time(file->name.path, error);
+    text += fmt::format("|{} {} {}", file->name.path.string(),
+                        file->torch.file ? file->torch.file->bytes().size() : 0,
                         error ? 0 : time.time_since_epoch().count());
-    return checkpoint::Done{};
-  });
+  }
   const uint32_t digest = checkpoint::Crc32(0, std::as_bytes(std::span(text.data(), text.size())));
   return fmt::format("{:08x}{:08x}", plan.digest, digest);
 }
 
 Status CheckSourceUnchanged(const Inventory& source) {
-  return ForEachSourceFile(source, [](const SourceFile& file) -> Status {
-    return file.torch.file ? file.torch.file->CheckUnchanged() : Status(checkpoint::Done{});
-  });
+  for (const SourceFile* file : SourceFiles(source)) {
+    if (file->torch.file) CK_DO(file->torch.file->CheckUnchanged());
+  }
+  return checkpoint::Done{};
 }
 
 // The target must not grow inside the source, where it would be read as a part of it.
@@ -101,28 +96,55 @@ struct Work {
   const ReshapeOptions& options;
 };
 
+Status FillFolder(const Work& work, const ExecuteOptions& execute, PartialFolder& partial) {
+  CK_DO(Execute(work.plan, partial.path(), execute));
+  CK_DO(CheckSourceUnchanged(work.source));
+  for (const auto& [path, text] : work.target.text_files) {
+    CK_DO(checkpoint::WriteSmallFile(partial.path() / path, text, execute.flush));
+  }
+  return partial.Appear(execute.flush);
+}
+
+// An error that leaves a folder behind says so, and what may be done with it.
+Status Continued(Status status, const PartialFolder& partial, bool flush) {
+  if (status.ok()) return status;
+  Error error = std::move(status.error());
+  error.advice += fmt::format(
+      "{}What was written is in {}: the same command {}; to give up, remove "
+      "that folder.",
+      error.advice.empty() ? "" : " ", partial.path().string(),
+      flush ? "goes on from there" : "begins anew there");
+  return error;
+}
+
 Status WriteTarget(const Work& work, const fs::path& destination, ExecuteOptions execute,
                    ReshapeReport& report) {
   const std::string key = KeyOf(work.source, work.target, work.plan, work.options);
   std::vector<std::string> text_files;
   for (const auto& [path, text] : work.target.text_files) text_files.push_back(path);
+  // Before anything is made; where there is a folder already, it takes a part of the bytes.
+  if (std::error_code error; !fs::exists(destination.string() + ".partial", error))
+    CK_DO(CheckDiskSpace(destination, work.plan.bytes));
   CK_TRY(const auto partial, PartialFolder::Open(destination, key, work.plan, text_files));
   execute.finished = partial->finished();
   report.files_continued = static_cast<int64_t>(execute.finished.size());
   // Without flushing nobody knows whether a finished file outlives a crash: none is noted then.
   if (execute.flush)
     execute.file_finished = [&](const std::string& path) { partial->NoteFinished(path); };
-  execute.progress = [&](int64_t bytes_done) {
-    report.anonymous_bytes_peak =
-        std::max(report.anonymous_bytes_peak, ReadMemoryUse().anonymous_bytes);
+  execute.progress = [&, measured_at = int64_t{0}](int64_t bytes_done) mutable {
+    if (bytes_done - measured_at >= kMemoryMeasureBytes || bytes_done == work.plan.bytes) {
+      measured_at = bytes_done;
+      report.anonymous_bytes_peak =
+          std::max(report.anonymous_bytes_peak, ReadMemoryUse().anonymous_bytes);
+    }
     if (work.options.progress) work.options.progress({bytes_done, work.plan.bytes});
   };
-  CK_DO(Execute(work.plan, partial->path(), execute));
-  CK_DO(CheckSourceUnchanged(work.source));
-  for (const auto& [path, text] : work.target.text_files) {
-    CK_DO(checkpoint::WriteSmallFile(partial->path() / path, text, execute.flush));
+  int64_t bytes_left = 0;
+  for (const FilePlan& file : work.plan.files) {
+    if (!execute.finished.contains(file.path)) bytes_left += file.bytes;
   }
-  return partial->Appear(execute.flush);
+  CK_DO(CheckDiskSpace(partial->path(), bytes_left));
+  return Continued(FillFolder(work, execute, *partial), *partial, execute.flush);
 }
 
 }  // namespace
@@ -140,6 +162,7 @@ Result<ReshapeReport> Reshape(const fs::path& source_path, const fs::path& desti
   execute.flush = options.flush;
   ReshapeReport report = MakeReport(source, target, plan, execute);
   report.anonymous_bytes_peak = ReadMemoryUse().anonymous_bytes;
+  if (options.check_sums) CK_DO(CheckSourceSums(source, options.threads));
   if (!options.dry_run)
     CK_DO(WriteTarget({source, target, plan, options}, folder, execute, report));
   return report;

@@ -22,6 +22,7 @@ struct ReshapeOptions {
   ReadOptions read;
   TargetSpec target;
   bool dry_run = false;                           // plan and check everything, write nothing
+  bool check_sums = true;                         // CRC-32 of every record of the source, first
   bool flush = true;                              // fsync files and folders before the name appears
   int32_t threads = 0;                            // 0: one per core
   std::function<void(const Progress&)> progress;  // called from one thread at a time
@@ -43,7 +44,7 @@ struct ReshapeReport {
 // takes over the files that were finished and flushed, or begins anew. A
 // ".partial" that holds anything but our own files is left alone: kTargetExists. Errors: as
 // ReadInventory and LayOutTarget, kTargetExists, kIo, kLossyConversion, kInconsistent (the source
-// changed meanwhile).
+// changed meanwhile), kChecksumMismatch.
 checkpoint::Result<ReshapeReport> Reshape(const std::filesystem::path& source,
                                           const std::filesystem::path& destination,
                                           const ReshapeOptions& options);

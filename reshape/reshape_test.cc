@@ -181,6 +181,20 @@ TEST_F(ReshapeTest, InterruptedRunsLeaveNoTargetAndAreContinued) {
   EXPECT_GT(continued, 0);
 }
 
+TEST_F(ReshapeTest, ErrorsThatLeaveAPartialFolderNameItAndSayHowToGoOn) {
+  for (const bool flush : {true, false}) {
+    checkpoint::SetFileFault(FileFault{FileFault::Call::kWrite, 60, ENOSPC, true});
+    const auto report = Reshape(CorpusRun(kZero), folder_ / "out", Options(3, flush));
+    checkpoint::SetFileFault(std::nullopt);
+    ASSERT_FALSE(report.ok());
+    EXPECT_EQ(report.error().code, checkpoint::ErrorCode::kIo);
+    const std::string& advice = report.error().advice;
+    EXPECT_NE(advice.find((folder_ / "out.partial").string()), std::string::npos) << advice;
+    EXPECT_NE(advice.find(flush ? "goes on from there" : "begins anew"), std::string::npos);
+    EXPECT_NE(advice.find("to give up, remove that folder"), std::string::npos);
+  }
+}
+
 TEST_F(ReshapeTest, AnotherTargetDoesNotContinueAnOldPartialFolder) {
   checkpoint::SetFileFault(FileFault{FileFault::Call::kWrite, 60, ENOSPC, true});
   ASSERT_FALSE(Reshape(CorpusRun(kZero), folder_ / "out", Options(3, true)).ok());

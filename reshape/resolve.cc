@@ -25,6 +25,24 @@ using checkpoint::Value;
 // divide the gradients by the scale.
 constexpr FrameworkVersion kUnscaledLossSince{0, 19, 0};
 
+// A slip of the finger must not become minutes of work and a full disk. A thousand nodes of eight
+// write 16,000 files.
+constexpr int64_t kTargetFilesMax = 200'000;
+
+Status CheckFileCount(const Inventory& source, const TargetSpec& spec, const Topology& to) {
+  const int64_t model_ranks = int64_t{to.tensor_parallel_size} * to.pipeline_parallel_size;
+  const int64_t layers = static_cast<int64_t>(source.layer_files.size()) /
+                         std::max<int64_t>(1, source.topology.tensor_parallel_size);
+  int64_t files = model_ranks + layers * to.tensor_parallel_size;
+  if (!spec.universal && to.zero_stage > 0) files += model_ranks * to.data_parallel_size;
+  if (files <= kTargetFilesMax) return checkpoint::Done{};
+  return Error{ErrorCode::kLimitExceeded,
+               fmt::format("TP {} x PP {} x DP {} at stage {}: {} files", to.tensor_parallel_size,
+                           to.pipeline_parallel_size, to.data_parallel_size, to.zero_stage, files),
+               fmt::format("at most {} files in a target", kTargetFilesMax), "--tp, --pp, --dp",
+               "Check the sizes for a slip."};
+}
+
 Status ResolveTopology(const Inventory& source, const TargetSpec& spec, ResolvedTarget& target) {
   const Topology& from = source.topology;
   Topology& to = target.topology;
@@ -40,7 +58,7 @@ Status ResolveTopology(const Inventory& source, const TargetSpec& spec, Resolved
                  "sizes from 1 to " + std::to_string(checkpoint::kRanksMax), "--tp, --pp, --dp",
                  "Give whole numbers of ranks."};
   }
-  if (to.zero_stage >= 0 && to.zero_stage <= 2) return checkpoint::Done{};
+  if (to.zero_stage >= 0 && to.zero_stage <= 2) return CheckFileCount(source, spec, to);
   return Error{ErrorCode::kUnsupported, "ZeRO stage " + std::to_string(to.zero_stage),
                "stage 0, 1 or 2", "--zero",
                "Choose stage 2, or let the framework convert to stage 3 when it loads."};
@@ -245,6 +263,31 @@ Status ResolveMoments(const Inventory& source, const TargetSpec& spec, ResolvedT
   return checkpoint::Done{};
 }
 
+// Declared hyper-parameters are a wish to leave the elastic form, which has no place for them.
+Status ResolveElastic(const Inventory& source, const TargetSpec& spec, ResolvedTarget& target) {
+  const bool declared = source.elastic && HasHyperParameters(source);
+  const bool can = target.wrapper == Wrapper::kZero && !target.universal;
+  if (spec.elastic && declared) {
+    return Error{ErrorCode::kUsage, "--param-groups together with --elastic",
+                 "one of them: elastic files hold no hyper-parameters", "--param-groups",
+                 "Leave one of them out."};
+  }
+  if (spec.elastic && !can) {
+    return Error{ErrorCode::kUsage, "--elastic without ZeRO files",
+                 "a native target of the zero wrapper at stage 1 or 2", "--elastic",
+                 "Leave --elastic out, or add --zero 1 or 2 (and --wrapper zero for bf16)."};
+  }
+  target.elastic = can && (spec.elastic || (source.elastic && !declared));
+  if (source.elastic && target.elastic) {
+    target.notices.push_back({"elastic-kept",
+                              "The source is elastic and so is the target: neither holds "
+                              "hyper-parameters. --param-groups FILE gives them and leaves the "
+                              "elastic form.",
+                              {}});
+  }
+  return checkpoint::Done{};
+}
+
 bool IsIdentical(const Inventory& source, const ResolvedTarget& target) {
   const bool from_universal = source.wrapper == Wrapper::kUniversal;
   if (target.universal != from_universal || target.moment_factor != 1 ||
@@ -279,6 +322,12 @@ Value SourceOptimizerDict(const Inventory& source, size_t model_rank) {
   return model_rank < source.model_files.size()
              ? Get(source.model_files[model_rank].torch.root, "optimizer")
              : nullptr;
+}
+
+bool HasHyperParameters(const Inventory& source) {
+  return std::all_of(source.groups.begin(), source.groups.end(), [](const Group& group) {
+    return checkpoint::MappingItems(group.hyper_parameters) != nullptr;
+  });
 }
 
 bool HasFusedBaseOptimizer(const Inventory& source) {
@@ -331,8 +380,7 @@ Result<ResolvedTarget> Resolve(const Inventory& source, const TargetSpec& spec) 
   target.universal = spec.universal;
   target.fused_base_optimizer = HasFusedBaseOptimizer(source);
   target.wrapper = spec.wrapper.value_or(DefaultWrapper(source, target));
-  target.elastic =
-      target.wrapper == Wrapper::kZero && !target.universal && (spec.elastic || source.elastic);
+  CK_DO(ResolveElastic(source, spec, target));
   CK_DO(CheckWrapper(source, target));
   CK_DO(CheckPipeline(source, target));
   CK_DO(CheckTiedModules(source, target));

@@ -48,6 +48,8 @@ checkpoint::Value SourceOptimizerDict(const Inventory& source, size_t model_rank
 checkpoint::Value SourceArgs(const Inventory& source);
 // Tree of the first model file.
 const checkpoint::Value& SourceRoot(const Inventory& source);
+// Every group has them: in the files, or declared.
+bool HasHyperParameters(const Inventory& source);
 bool HasFusedBaseOptimizer(const Inventory& source);
 // "0.19.8" as {0, 19, 8}; missing or odd parts are 0.
 struct FrameworkVersion {

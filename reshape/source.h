@@ -177,6 +177,8 @@ checkpoint::Status ChooseRules(const ReadOptions& options, Source& source);
 // classify.cc: kind, full shape and sub-parameters of one tensor. Errors: kUnnamedParameter,
 // kUndeclared, kInconsistent.
 checkpoint::Status Classify(const LocalTensor& local, Source& source, LogicalTensor& tensor);
+// classify.cc: inventory.undeclared_gates, once all tensors are there.
+void FindUndeclaredGates(Source& source);
 // assemble.cc: inventory.tensors and inventory.groups.
 checkpoint::Status Assemble(const ReadOptions& options, Source& source);
 

@@ -84,7 +84,8 @@ Value WithZeroSection(const TargetBuilder& builder, const Value& config) {
     zero = MakeDict({});
   }
   zero = WithEntry(zero, "stage", MakeInt(stage));
-  if (builder.choice.elastic) zero = WithEntry(zero, "elastic_checkpoint", MakeBool(true));
+  if (builder.choice.elastic || builder.source.elastic)
+    zero = WithEntry(zero, "elastic_checkpoint", MakeBool(builder.choice.elastic));
   return WithEntry(config, "zero_optimization", zero);
 }
 
