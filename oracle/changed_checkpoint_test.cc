@@ -1,6 +1,7 @@
 // Real checkpoints with one thing changed: files taken away, bits flipped, foreign files added.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -61,6 +62,18 @@ class Changed : public ::testing::Test {
     stream.seekp(offset);
     stream.put(static_cast<char>(byte ^ 1));
   }
+  // Writes a file anew with its tree changed.
+  void Rewrite(const std::string& name, const std::function<Value(const Value&)>& change) {
+    const checkpoint::TorchFile file = Reopen(step_ / name);
+    const auto status = checkpoint::WriteTorchFile(
+        step_ / (name + ".new"), change(file.root), checkpoint::StringMemo::kByContent,
+        [](const checkpoint::Storage& storage, std::span<std::byte> bytes) {
+          const std::span<const std::byte> from = checkpoint::StorageBytes(storage);
+          std::copy(from.begin(), from.end(), bytes.begin());
+        });
+    ASSERT_TRUE(status.ok()) << status.error().ToString();
+    fs::rename(step_ / (name + ".new"), step_ / name);
+  }
   std::shared_ptr<const Oracle> Open() {
     auto opened = Oracle::Open(folder_.path() / "run", {});
     EXPECT_TRUE(opened.ok()) << (opened.ok() ? "" : opened.error().ToString());
@@ -104,6 +117,25 @@ TEST_F(Changed, AnyMissingFileIsListedAndLeavesItsElementsUncovered) {
     EXPECT_GT(Uncovered(*oracle), 0) << name;
     fs::remove_all(folder_.path() / "run");
   }
+}
+
+// FusedAdam leaves the groups' step at 0, and an elastic save copies that beside the states.
+TEST_F(Changed, StepBesideElasticStatesCountsNothingWhereTheyHaveTheirOwn) {
+  Copy("deepspeed/z1_bf16_elastic_dp2");
+  step_ = folder_.path() / "run" / "global_step3";
+  Rewrite("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", [](const Value& root) {
+    return checkpoint::WithEntry(
+        root, "optimizer_state_dict",
+        checkpoint::WithEntry(checkpoint::Get(root, "optimizer_state_dict"),
+                              "base_optimizer_state_step", checkpoint::MakeInt(0)));
+  });
+  const auto oracle = Open();
+  ASSERT_TRUE(oracle);
+  std::multiset<double> steps;
+  for (const Counter& counter : oracle->summary().counters) {
+    if (counter.name == "optimizer step") steps.insert(counter.value);
+  }
+  EXPECT_EQ(steps, (std::multiset<double>{3, 3}));
 }
 
 TEST_F(Changed, MissingModelFileOfAStageStillOpens) {

@@ -66,12 +66,14 @@ void AddOptimizerSteps(Draft& draft, const Value& state, const Place& place) {
     draft.summary.counters.push_back({"optimizer step", value, place});
 }
 
-// Elastic files may hold the step beside the list; apex keeps it in the groups.
+// Apex keeps the step in the groups, and elastic files save that one beside the list. Only where no
+// state has a step of its own: FusedAdam leaves the groups' at 0.
 void AddGroupSteps(Draft& draft, const Value& dictionary, const Place& place) {
   const Value base = checkpoint::Get(dictionary, "base_optimizer_state");
   const bool elastic = checkpoint::SequenceItems(base) != nullptr;
   const size_t before = draft.summary.counters.size();
   AddOptimizerSteps(draft, elastic ? base : checkpoint::Get(base, "state"), place);
+  if (draft.summary.counters.size() > before) return;
   AddCounter(draft, "optimizer step", checkpoint::Get(dictionary, "base_optimizer_state_step"),
              place);
   const Value state = checkpoint::Get(base, "state");

@@ -143,13 +143,11 @@ class Assembler {
     }
   }
 
-  // One stage, or a universal folder, shows the first use of a tied module at most.
+  // A universal folder has no layer files, so no use of a tied module is seen.
   void AddDeclaredLayers(LogicalTensor& tensor) const {
     const checkpoint::TiedRule* rule =
         checkpoint::FirstTiedRule(inventory_.rules, tensor.canonical);
-    if (rule == nullptr || rule->layers.size() < 2 || tensor.layers.size() > 1) return;
-    if (tensor.layers.empty() || tensor.layers.front() == rule->layers.front())
-      tensor.layers = rule->layers;
+    if (rule != nullptr && tensor.layers.empty()) tensor.layers = rule->layers;
   }
 
   void SetOptimizer(const LocalTensor& local, LogicalTensor& tensor) {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "checkpoint/tree.h"
 #include "reshape/inventory_compare.h"
 #include "reshape/plan_fixture.h"
 #include "reshape/reshape.h"
@@ -290,6 +291,26 @@ TEST_F(CorpusReshapeTest, TiedLayersThatCannotBeAreMalformedRules) {
     ASSERT_FALSE(inventory.ok()) << layers;
     EXPECT_EQ(inventory.error().code, checkpoint::ErrorCode::kMalformedRules);
   }
+  fs::remove_all(folder);
+}
+
+// The framework's loader insists on it, though it is FusedAdam's idle 0.
+TEST_F(CorpusReshapeTest, ElasticTargetsOfFusedAdamHoldTheStepOfItsGroups) {
+  const fs::path folder = FreshFolder("corpus_reshape_elastic_fused");
+  ReshapeOptions options;
+  options.target.elastic = true;
+  options.flush = false;
+  const fs::path source = Corpus() / "deepspeed" / "z1_bf16_ns_fused_dp2" / "checkpoint";
+  const auto report = Reshape(source, folder / "t", options);
+  ASSERT_TRUE(report.ok()) << report.error().ToString();
+  const auto target = ReadInventory(folder / "t", {});
+  ASSERT_TRUE(target.ok()) << target.error().ToString();
+  EXPECT_TRUE(target.value().elastic);
+  const checkpoint::Value root = target.value().optim_files.front().back().torch.root;
+  const checkpoint::Value step =
+      checkpoint::GetPath(root, {"optimizer_state_dict", "base_optimizer_state_step"});
+  EXPECT_EQ(checkpoint::AsNumber(step), 0);
+  fs::remove_all(folder);
 }
 
 // Elastic files hold no hyper-parameters: with those of a rigid run given, every target is open.

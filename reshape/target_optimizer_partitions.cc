@@ -78,8 +78,15 @@ Value BaseState(const TargetBuilder& builder, PartitionStates& states) {
 
 // The parts of a dictionary that a target decides; all others are carried, or composed by Compose*.
 struct PartitionParts {
-  Value base, masters, paddings, alignment, counts, mappings;
+  Value base, elastic_step, masters, paddings, alignment, counts, mappings;
 };
+
+// An elastic file has no param_groups; of their keys the framework saves `step` alone, where its
+// optimizer has one (FusedAdam; it stays 0 there), and its loader insists on it.
+Value ElasticStep(const TargetBuilder& builder, const PartitionStates& states) {
+  if (!builder.choice.elastic || states.param_groups.empty()) return nullptr;
+  return Get(states.param_groups.front(), "step");
+}
 
 Value ComposeZero(TargetBuilder& builder, size_t source_rank, const PartitionParts& parts) {
   Entries entries;
@@ -91,6 +98,8 @@ Value ComposeZero(TargetBuilder& builder, size_t source_rank, const PartitionPar
          checkpoint::MakeBool(checkpoint::AsBool(Get(from, "overflow")).value_or(false)));
   Append(entries, "clip_grad", ClipGrad(builder, source_rank));
   Append(entries, "base_optimizer_state", parts.base);
+  if (parts.elastic_step != nullptr)
+    Append(entries, "base_optimizer_state_step", parts.elastic_step);
   Append(entries, "single_partition_of_fp32_groups", parts.masters);
   Append(entries, "zero_stage",
          checkpoint::MakeReduce("deepspeed.runtime.zero.config", "ZeroStageEnum",
@@ -149,6 +158,7 @@ Result<Value> PartitionedOptimizer(TargetBuilder& builder, const RankLayout& ran
     counts.push_back(MakeInt(group.form.partition_count));
   }
   PartitionParts parts;
+  parts.elastic_step = ElasticStep(builder, states);
   parts.base = BaseState(builder, states);
   parts.masters = MakeList(std::move(states.masters));
   parts.paddings = GroupPaddings(builder, rank, data_rank);
