@@ -67,9 +67,10 @@ std::string OwnDigest(ordered_json certificate) {
                  certificate.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
 }
 
-Error NoCertificate(const std::string& found) {
+// `where`: the entry of the certificate that is not right.
+Error NoCertificate(const std::string& found, std::string where) {
   return Error{ErrorCode::kUsage, found, Format("a {} of version {}", kFormat, kFormatVersion),
-               "the certificate", "Give a file that `certify --certificate` wrote."};
+               std::move(where), "Give a file that `certify --certificate` wrote."};
 }
 
 // A text entry; empty where absent or of another type.
@@ -85,14 +86,15 @@ Result<std::map<std::string, FileDigest>> FilesOf(const ordered_json& certificat
   std::map<std::string, FileDigest> files;
   if (!certificate.contains(side) || !certificate[side].is_object() ||
       !certificate[side].contains("files") || !certificate[side]["files"].is_array())
-    return NoCertificate(Format("no list of files of the {}", side));
+    return NoCertificate(Format("no list of files of the {}", side), Format("{}.files", side));
   for (const ordered_json& entry : certificate[side]["files"]) {
     const auto text = [&](const char* key) {
       return entry.is_object() && entry.contains(key) && entry[key].is_string();
     };
     if (!text("name") || !text("xxh3_128") || !entry.contains("bytes") ||
         !entry["bytes"].is_number_integer())
-      return NoCertificate(Format("a malformed file entry of the {}", side));
+      return NoCertificate(Format("a malformed file entry of the {}", side),
+                           Format("{}.files", side));
     FileDigest file{entry["name"].get<std::string>(), entry["bytes"].get<int64_t>(),
                     entry["xxh3_128"].get<std::string>()};
     files.emplace(file.name, file);
@@ -165,9 +167,11 @@ Result<ordered_json> MakeCertificate(const Judgement& judgement, const fs::path&
 
 Result<Judgement> VerifyCertificate(const ordered_json& certificate, const fs::path& source,
                                     const fs::path& target) {
-  if (TextAt(certificate, "format") != kFormat) return NoCertificate("another kind of JSON");
+  const std::string format = TextAt(certificate, "format");
+  if (format != kFormat)
+    return NoCertificate(format.empty() ? "JSON that does not name its format" : format, "format");
   if (!certificate.contains("format_version") || certificate["format_version"] != kFormatVersion)
-    return NoCertificate("another format version");
+    return NoCertificate("another format version", "format_version");
   Report report("V1");
   const bool own = certificate.contains("digest") &&
                    TextAt(certificate["digest"], "hex") == OwnDigest(certificate);

@@ -98,9 +98,13 @@ std::string FindingsList(const ordered_json& law, bool faults) {
   std::string items;
   for (const ordered_json& finding : Array(law, "findings")) {
     const bool fault = Text(finding, "severity") == "fault";
-    if (fault == faults)
-      items +=
-          Format("<li class=\"{}\">{}</li>\n", fault ? "fault" : "notice", Text(finding, "text"));
+    if (fault != faults) continue;
+    std::string entries;
+    for (const ordered_json& entry : Array(finding, "entries"))
+      if (entry.is_string())
+        entries += (entries.empty() ? ": " : ", ") + EscapeXml(entry.get<std::string>());
+    items += Format("<li class=\"{}\">{}{}</li>\n", fault ? "fault" : "notice",
+                    Text(finding, "text"), entries);
   }
   return items.empty() ? "" : "<ul>\n" + items + "</ul>\n";
 }

@@ -197,6 +197,34 @@ TEST_F(CertificateTest, AMissingFileOfTheTargetRefutesWithRootS1) {
   EXPECT_EQ(certificate["root"], "S1");
 }
 
+TEST_F(CertificateTest, EverythingDeclaredIsNamed) {
+  Declared declared;
+  declared.param_groups = "groups.json";
+  declared.moments_rescale = true;
+  const auto judgement = Certify(source_, target_, {}, declared);
+  ASSERT_TRUE(judgement.ok());
+  const auto certificate = MakeCertificate(judgement.value(), source_, target_, {}, declared);
+  ASSERT_TRUE(certificate.ok());
+  EXPECT_EQ(certificate.value()["source"]["declared"], Json::object());
+  EXPECT_EQ(certificate.value()["target"]["declared"],
+            Json({{"param_groups", "groups.json"}, {"moments", "rescale"}}));
+  const Json schema = ReadJson(SHARDPROOF_SOURCE_DIR "/docs/certificate.schema.json");
+  EXPECT_EQ(SchemaProblem(schema, certificate.value()), "");
+}
+
+TEST_F(CertificateTest, WhatIsNoCertificateSaysWhichEntryIsWrong) {
+  const auto where = [&](const Json& json) {
+    const auto verified = VerifyCertificate(json, source_, target_);
+    return verified.ok() ? "verified" : verified.error().where;
+  };
+  Json json = Json::object();
+  EXPECT_EQ(where(json), "format");
+  json["format"] = "shardproof-certificate";
+  EXPECT_EQ(where(json), "format_version");
+  json["format_version"] = 1;
+  EXPECT_EQ(where(json), "source.files");
+}
+
 TEST_F(CertificateTest, OnlyLeavesUndecided) {
   Declared declared;
   declared.only = "ln[.]";

@@ -23,8 +23,9 @@ struct Finding {
   std::string kind;    // stable word
   std::string text;    // found, expected, where, in words a user understands
   std::string file, tensor, state, rank;
-  int64_t first_index = -1;  // row-major in the logical tensor; -1: not about an element
-  int64_t count = 0;         // how many elements or entries
+  int64_t first_index = -1;          // row-major in the logical tensor; -1: not about an element
+  int64_t count = 0;                 // how many elements or entries
+  std::vector<std::string> entries;  // a list too long for `text`; JSON and HTML show it
 };
 
 struct LawResult {
@@ -68,6 +69,9 @@ struct Declared {
   // square. Absent: equal, or the loss scale between fp16 at stage 0 (which does not scale the
   // loss) and another stage.
   std::optional<double> moments_factor;
+  // What a reshape was told besides, for the words of its certificate.
+  std::string param_groups;      // file of hyper-parameters; empty: none
+  bool moments_rescale = false;  // --moments rescale
 };
 
 // S1-S8. A damaged file is a broken S8 with everything that needs it undecided, not an error.

@@ -55,6 +55,7 @@ set(CERTIFY_TESTS
   output_test.cc
   pair_laws_test.cc
   parallel_test.cc
+  r7_rest_test.cc
   report_test.cc
   root_cause_test.cc
   schema_check.cc

@@ -1,8 +1,10 @@
 // The judgements themselves: Check (S1-S8 of one checkpoint) and Certify (R1-R7, and S1-S8 of the
 // target).
 #include <ATen/Parallel.h>
+#include <malloc.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "certify/certify.h"
@@ -32,6 +34,14 @@ Result<std::vector<ScannedFile>> Scan(const fs::path& path, const Declared& decl
   options.threads = declared.threads;
   if (subject != nullptr) options.opened = &subject->oracle->torch_files();
   return ScanFiles(files, options);
+}
+
+// Whole tensors come and go by the thousand. Memory that is given back to the system is cleared
+// and mapped anew for the next one, which costs as much as reading it: keep it until the end.
+void KeepMemory() {
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
 }
 
 LawResult Undecided(std::string_view law, const std::string& reason) {
@@ -122,6 +132,7 @@ void CompareWithSourceAlone(const Subject& source, const std::vector<ScannedFile
 }  // namespace
 
 Result<Judgement> Check(const fs::path& path, const Declared& declared) {
+  KeepMemory();
   at::set_num_threads(1);  // we run one thread a tensor
   std::vector<ScannedFile> scanned;
   CK_TRY(Single single, OpenSingle(path, declared, scanned));
@@ -139,6 +150,7 @@ Result<Judgement> Check(const fs::path& path, const Declared& declared) {
 
 Result<Judgement> Certify(const fs::path& source_path, const fs::path& target_path,
                           const Declared& source_declared, const Declared& target_declared) {
+  KeepMemory();
   at::set_num_threads(1);
   CK_TRY(const Subject source, OpenSubject(source_path, source_declared));
   CK_TRY(const auto source_scanned, Scan(source_path, source_declared, &source));

@@ -25,6 +25,7 @@ ordered_json FindingJson(const Finding& finding) {
   add("rank", finding.rank);
   if (finding.first_index >= 0) json["first_index"] = finding.first_index;
   if (finding.count > 0) json["count"] = finding.count;
+  if (!finding.entries.empty()) json["entries"] = finding.entries;
   return json;
 }
 
@@ -76,6 +77,8 @@ ordered_json DeclaredJson(const Declared& declared) {
   if (declared.qkv_layout) json["qkv_layout"] = checkpoint::QkvLayoutName(*declared.qkv_layout);
   if (!declared.only.empty()) json["only"] = declared.only;
   if (declared.moments_factor) json["moments_factor"] = *declared.moments_factor;
+  if (!declared.param_groups.empty()) json["param_groups"] = declared.param_groups;
+  if (declared.moments_rescale) json["moments"] = "rescale";
   return json;
 }
 

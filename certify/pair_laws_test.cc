@@ -7,72 +7,13 @@
 #include <limits>
 #include <string>
 
-#include "certify/fake_oracle.h"
-#include "certify/root_cause.h"
-#include "certify/single_laws.h"
+#include "certify/pair_fixture.h"
 #include "checkpoint/value.h"
 
 namespace certify {
 namespace {
 
 constexpr int64_t kTrainable = 112;
-
-class PairLawsTest : public ::testing::Test {
- protected:
-  Judgement Judge(const std::string& only = "") {
-    const Subject source = SubjectOf(source_), target = SubjectOf(target_, only);
-    StatesEqual states(source, target, factor_);
-    SweepOptions options;
-    options.also = [&](size_t index, const std::string& state, const oracle::Assembled& assembled) {
-      states.Visit(index, state, assembled);
-    };
-    ScannedFile file;
-    file.records_checked = 1;
-    auto laws = JudgeSingle(target, {file}, options);
-    EXPECT_TRUE(laws.ok());
-    Judgement judgement;
-    judgement.laws = {CompareTensorLists(source, target),
-                      states.FinishWeights(),
-                      states.FinishMasters(),
-                      states.FinishMoments(),
-                      CompareTrainingState(source, target),
-                      JudgeTargetAlone(laws.value())};
-    judgement.laws.push_back(ListTheRest(source, target, states.Rest()));
-    for (LawResult& law : laws.value()) judgement.laws.push_back(std::move(law));
-    Conclude(judgement);
-    return judgement;
-  }
-  LawResult Law(const std::string& number, const std::string& only = "") {
-    for (const LawResult& law : Judge(only).laws)
-      if (law.law == number) return law;
-    ADD_FAILURE() << "no law " << number;
-    return {};
-  }
-  Finding Broken(const std::string& number, const std::string& kind) {
-    const Judgement judgement = Judge();
-    EXPECT_EQ(judgement.verdict, Verdict::kBroken);
-    EXPECT_EQ(judgement.root, number);
-    return Listed(number, kind, true);
-  }
-  Finding Listed(const std::string& number, const std::string& kind, bool fault = false) {
-    std::string all;
-    for (const Finding& finding : Law(number).findings) {
-      if (finding.fault == fault && finding.kind == kind) return finding;
-      all += finding.kind + ": " + finding.text + "\n";
-    }
-    ADD_FAILURE() << number << " has no such finding as " << kind << ", but\n" << all;
-    return {};
-  }
-  // Changes a state of the target so that the target's own laws hold.
-  void SetMaster(const std::string& name, int64_t index, float value) {
-    target_->Value(name, oracle::kMaster).view(-1)[index] = value;
-    target_->SetWeightType(checkpoint::DType::kFloat16);
-    target_->ShareOut();
-  }
-
-  std::shared_ptr<FakeOracle> source_ = SoundModel(), target_ = SoundModel();
-  std::optional<double> factor_;
-};
 
 TEST_F(PairLawsTest, EqualCheckpointsHoldWithExactCounts) {
   const Judgement judgement = Judge();
@@ -313,6 +254,21 @@ TEST_F(PairLawsTest, HyperParametersOfOneSideAreListed) {
             std::string::npos);
 }
 
+TEST_F(PairLawsTest, MadeUpHyperParametersSayWhetherSomebodyDeclaredThem) {
+  for (oracle::GroupInfo& group : target_->facts.groups)
+    group.hyper_parameters["amsgrad"] = "False";
+  const Subject source = SubjectOf(source_);
+  Subject target = SubjectOf(target_);
+  const auto text = [&] {
+    for (const Finding& finding : CompareTrainingState(source, target).findings)
+      if (finding.kind == "hyper-parameters-made-up") return finding.text;
+    return std::string();
+  };
+  EXPECT_NE(text().find("nobody declared: amsgrad"), std::string::npos);
+  target.groups_declared = true;
+  EXPECT_NE(text().find("declared (--param-groups): amsgrad"), std::string::npos);
+}
+
 TEST_F(PairLawsTest, GroupsCutAnewAreListed) {
   target_->facts.groups.push_back(target_->facts.groups[0]);
   target_->facts.groups[0].members = {"word_embeddings"};
@@ -320,10 +276,6 @@ TEST_F(PairLawsTest, GroupsCutAnewAreListed) {
   target_->Info("dense.weight").group = 2;
   EXPECT_EQ(Law("R5").verdict, Verdict::kHeld);
   EXPECT_EQ(Listed("R5", "groups-cut-anew").count, 1);
-}
-
-checkpoint::Value Dict(const std::string& key, int64_t value) {
-  return checkpoint::MakeDict({{checkpoint::MakeString(key), checkpoint::MakeInt(value)}});
 }
 
 TEST_F(PairLawsTest, ALostOrChangedSchedulerBreaksR5) {
@@ -356,92 +308,6 @@ TEST_F(PairLawsTest, R6IsUndecidedWhereALawOfTheTargetIs) {
   target_->facts.files.clear();
   EXPECT_EQ(Law("R6").verdict, Verdict::kUndecided);
   EXPECT_EQ(Judge().verdict, Verdict::kUndecided);
-}
-
-checkpoint::Value Args(int64_t tensor_parallel, int64_t hidden) {
-  return checkpoint::MakeInstance(
-      "argparse", "Namespace",
-      checkpoint::MakeDict({{checkpoint::MakeString("tensor_model_parallel_size"),
-                             checkpoint::MakeInt(tensor_parallel)},
-                            {checkpoint::MakeString("hidden_size"), checkpoint::MakeInt(hidden)},
-                            {checkpoint::MakeString("seed"), checkpoint::MakeInt(1234)}}));
-}
-
-TEST_F(PairLawsTest, KeysOfArgsAreListedAndUnexplainedChangesBreakR7) {
-  source_->facts.carried["args"] = {{{}, Args(1, 32)}};
-  target_->facts.carried["args"] = {{{}, Args(2, 32)}};
-  EXPECT_EQ(Law("R7").verdict, Verdict::kHeld);
-  EXPECT_NE(Listed("R7", "re-derived").text.find("args.tensor_model_parallel_size: 1 -> 2"),
-            std::string::npos);
-  EXPECT_NE(Listed("R7", "carried").text.find("hidden_size, seed"), std::string::npos);
-  target_->facts.carried["args"] = {{{}, Args(2, 64)}};
-  EXPECT_NE(Broken("R7", "changed").text.find("hidden_size"), std::string::npos);
-}
-
-TEST_F(PairLawsTest, AChangeOnOneRankAloneBreaksR7) {
-  const auto rank = [](int32_t tensor) {
-    return oracle::Place{"file" + std::to_string(tensor), "", {tensor, 0, 0}};
-  };
-  source_->facts.carried["args"] = {{rank(0), Args(1, 32)}, {rank(1), Args(1, 33)}};
-  target_->facts.carried["args"] = {
-      {rank(0), Args(1, 32)}, {rank(1), Args(1, 33)}, {rank(2), Args(1, 32)}};
-  EXPECT_EQ(Law("R7").verdict, Verdict::kHeld);
-  target_->facts.carried["args"][2].second = Args(1, 64);
-  EXPECT_EQ(Broken("R7", "changed").file, "file2");
-}
-
-TEST_F(PairLawsTest, ChangesInsideAMappingAreListedByPath) {
-  const auto config = [](int64_t stage, bool extra) {
-    std::vector<std::pair<checkpoint::Value, checkpoint::Value>> items = {
-        {checkpoint::MakeString("zero_optimization"), Dict("stage", stage)}};
-    if (extra)
-      items.push_back({checkpoint::MakeString("steps_per_print"), checkpoint::MakeInt(10)});
-    return checkpoint::MakeDict(std::move(items));
-  };
-  source_->facts.carried["ds_config"] = {{{}, config(0, true)}};
-  target_->facts.carried["ds_config"] = {{{}, config(1, false)}};
-  EXPECT_NE(Broken("R7", "changed").text.find("ds_config.steps_per_print (10) is dropped"),
-            std::string::npos);
-  target_->facts.carried["ds_config"] = {{{}, config(1, true)}};
-  const std::string text = Listed("R7", "re-derived").text;
-  EXPECT_NE(text.find("ds_config.zero_optimization.stage: 0 -> 1"), std::string::npos) << text;
-}
-
-TEST_F(PairLawsTest, ADroppedClientEntryIsListed) {
-  source_->facts.carried["client_note"] = {{{}, checkpoint::MakeString("x")}};
-  EXPECT_NE(Listed("R7", "dropped").text.find("client_note is in the source only"),
-            std::string::npos);
-}
-
-TEST_F(PairLawsTest, RandomStreamsAreListedByRank) {
-  const auto rank = [](int32_t tensor) { return oracle::Place{"f", "", {tensor, 0, 0}}; };
-  source_->facts.carried["rng_state"] = {{rank(0), Dict("seed", 1)}, {rank(1), Dict("seed", 2)}};
-  target_->facts.carried["rng_state"] = {{rank(0), Dict("seed", 1)}};
-  EXPECT_NE(
-      Listed("R7", "re-derived").text.find("of 2 model files became 1: 1 as on the same rank"),
-      std::string::npos);
-}
-
-TEST_F(PairLawsTest, StaleCopiesAreListed) {
-  const size_t index = source_->Index("norm.weight");
-  const at::Tensor copy = source_->Value("norm.weight", oracle::kWeight).clone();
-  source_->stale[index][oracle::kWeight] = copy;
-  EXPECT_NE(Listed("R7", "dropped").text.find("stale tied copy"), std::string::npos);
-  target_->stale[index][oracle::kWeight] = copy.clone();
-  EXPECT_NE(Listed("R7", "carried").text.find("stale tied copy"), std::string::npos);
-  target_->stale[index][oracle::kWeight].zero_();
-  EXPECT_NE(Listed("R7", "re-derived").text.find("replaced"), std::string::npos);
-}
-
-TEST_F(PairLawsTest, BatchSizesAreListedWhenDataParallelismChanges) {
-  target_->facts.data_parallel = 4;
-  target_->facts.carried["ds_config"] = {
-      {{},
-       checkpoint::MakeDict(
-           {{checkpoint::MakeString("train_batch_size"), checkpoint::MakeInt(12)},
-            {checkpoint::MakeString("train_micro_batch_size_per_gpu"), checkpoint::MakeInt(1)}})}};
-  EXPECT_NE(Listed("R7", "re-derived").text.find("global 12 = micro 1 x accumulation 3 x DP 4"),
-            std::string::npos);
 }
 
 TEST_F(PairLawsTest, ASourceThatCannotBeAssembledIsUndecided) {

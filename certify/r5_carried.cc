@@ -94,7 +94,9 @@ void CompareHyperParameters(const Subject& source, const Subject& target, const 
   list(dropped, "hyper-parameters-dropped",
        "hyper-parameters that the target's optimizer or layout does not keep");
   list(made_up, "hyper-parameters-made-up",
-       "hyper-parameters that the source does not hold (declared, or the optimizer's defaults)");
+       target.groups_declared
+           ? "hyper-parameters that the source does not hold, declared (--param-groups)"
+           : "hyper-parameters that the source does not hold and nobody declared");
 }
 
 // Two parameters in one group of the source are in one group of the target, and the reverse.

@@ -102,6 +102,9 @@ bool IsOneOf(const char* const (&names)[kCount], const std::string& key) {
                      [&](const char* name) { return key == name; });
 }
 
+// Entries that a text lists; more are in the finding's own list.
+constexpr size_t kListedMax = 12;
+
 // Levels of mappings that are taken apart to say what changed in them.
 constexpr int kChangeDepthMax = 4;
 
@@ -214,8 +217,12 @@ class Rest {
     Finding finding;
     finding.kind = "carried";
     finding.count = static_cast<int64_t>(keys.size());
-    finding.text =
-        Format("{}: {} entries carried unchanged: {}", where, keys.size(), JoinText(keys, ", "));
+    finding.text = Format("{}: {} entries carried unchanged", where, keys.size());
+    if (keys.size() <= kListedMax) {
+      finding.text += ": " + JoinText(keys, ", ");
+    } else {
+      finding.entries = keys;
+    }
     report_.Add(std::move(finding), -1);
   }
 

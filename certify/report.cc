@@ -122,6 +122,7 @@ std::string_view LawOfKind(std::string_view kind) {
   constexpr Belongs kBelongs[] = {
       {"two-files-of-one-rank", "S1"},   {"topology-contradiction", "S1"},
       {"surplus-ranks", "S1"},           {"unproved-stale-tied-copy", "S3"},
+      {"universal-copies", "S3"},        {"universal-copy-differs", "S3"},
       {"hyper-parameters-differ", "S7"},
   };
   for (const Belongs& entry : kBelongs)

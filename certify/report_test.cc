@@ -94,6 +94,7 @@ TEST(LawTextTest, EveryKindOfTheOracleHasALaw) {
   EXPECT_EQ(LawOfKind("surplus-ranks"), "S1");
   EXPECT_EQ(LawOfKind("false-slice-maps"), "S2");
   EXPECT_EQ(LawOfKind("unproved-stale-tied-copy"), "S3");
+  EXPECT_EQ(LawOfKind("universal-copy-differs"), "S3");
   EXPECT_EQ(LawOfKind("hyper-parameters-differ"), "S7");
 }
 

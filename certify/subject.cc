@@ -47,7 +47,9 @@ checkpoint::Result<Subject> OpenSubject(const std::filesystem::path& path,
   options.qkv_layout = declared.qkv_layout;
   options.universal = declared.universal;
   CK_TRY(auto opened, oracle::Oracle::Open(path, options));
-  return SelectSubject(std::move(opened), declared.only);
+  CK_TRY(Subject subject, SelectSubject(std::move(opened), declared.only));
+  subject.groups_declared = !declared.param_groups.empty();
+  return subject;
 }
 
 int64_t NumelOfShape(const std::vector<int64_t>& shape) {

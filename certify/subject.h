@@ -18,6 +18,7 @@ struct Subject {
   std::vector<bool> selected;  // one a tensor: not left out by `only`
   int64_t left_out = 0;        // tensors that `only` leaves out, aliases aside
   std::string only;
+  bool groups_declared = false;  // hyper-parameters that the files lack were given
 
   const oracle::Summary& summary() const { return oracle->summary(); }
   const std::vector<oracle::TensorInfo>& tensors() const { return oracle->tensors(); }

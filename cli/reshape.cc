@@ -132,6 +132,8 @@ int CertifyTarget(const ReshapeFlags& flags) {
   certify::Declared target_declared = source_declared.value();
   target_declared.tag.clear();
   target_declared.universal = flags.goal.format == "universal";
+  target_declared.param_groups = flags.goal.param_groups_file;
+  target_declared.moments_rescale = flags.goal.moments == "rescale";
   CertifyStep step{.source = flags.source,
                    .target = flags.target,
                    .source_declared = source_declared.value(),

@@ -26,7 +26,13 @@ int RunVerify(const VerifyFlags& flags) {
                        flags.json);
   }
   const auto judgement = certify::VerifyCertificate(certificate, flags.source, flags.target);
-  if (!judgement.ok()) return ReportError(judgement.error(), flags.json);
+  if (!judgement.ok()) {
+    checkpoint::Error error = judgement.error();
+    // What is wrong in the certificate itself is told by its entry.
+    if (error.code == checkpoint::ErrorCode::kUsage)
+      error.where = flags.certificate + ", entry " + error.where;
+    return ReportError(error, flags.json);
+  }
   if (flags.json) {
     PrintJson(certify::JudgementJson(judgement.value(), /*certificate=*/false));
   } else {

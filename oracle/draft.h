@@ -43,8 +43,9 @@ struct Draft {
   std::map<std::string, size_t> index_of;
   std::map<int64_t, std::string> tied;  // pipeline layer number -> key under tied_modules
   std::vector<std::vector<int64_t>>
-      stage_layers;                  // layer numbers of each stage; empty: not known yet
-  std::set<std::string> incomplete;  // trainable parameters whose optimizer files are missing
+      stage_layers;                        // layer numbers of each stage; empty: not known yet
+  std::set<std::string> incomplete;        // trainable parameters whose optimizer files are missing
+  std::set<std::string> untrained_copies;  // in a universal folder: frozen, buffers, aliases
   std::map<int64_t, std::vector<int32_t>> tied_stages;  // stages that hold the tied layer
   std::vector<std::string> group_keys;                  // identity of each Summary::groups entry
 

@@ -85,7 +85,26 @@ Result<Naming> Naming::Make(NamingInput input) {
   if (naming.input_.pipelined && !naming.templates_.empty() && !naming.numbering_)
     naming.numbering_ = PipelineNumbering{};
   naming.CountLayers();
+  naming.FindGatedLayers();
   return naming;
+}
+
+// An up projection with twice as many rows as the down projection has columns holds gate and up.
+// Both are cut over the same ranks, so one rank's shards tell; biases follow their weights.
+void Naming::FindGatedLayers() {
+  const std::string up = "dense_h_to_4h.weight", down = "dense_4h_to_h.weight";
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const auto& [name, shape] : input_.shapes) shapes[Canonical(name)] = shape;
+  for (const auto& [canonical, shape] : shapes) {
+    if (!canonical.ends_with(up) || shape.size() != 2) continue;
+    const std::string stem = canonical.substr(0, canonical.size() - up.size());
+    const auto other = shapes.find(stem + down);
+    if (other == shapes.end() || other->second.size() != 2 || other->second[1] <= 0 ||
+        shape[0] != 2 * other->second[1])
+      continue;
+    gated_.insert(canonical);
+    gated_.insert(stem + "dense_h_to_4h.bias");
+  }
 }
 
 // From args, else: as many consecutive layer numbers as have the names that the first transformer
@@ -248,6 +267,7 @@ Result<ParameterKind> Naming::KindOf(const std::string& name) const {
   kind.canonical = Canonical(name);
   if (input_.user_rules)
     CK_DO(ApplyRules(*input_.user_rules, "rules " + input_.user_rules->name, kind));
+  const bool declared = kind.named;
   CK_DO(ApplyUniversal(name, kind));
   if (builtin_) CK_DO(ApplyRules(*builtin_, "built-in " + builtin_->name, kind));
   const bool any_list = patterns_.count("tp_replicated_parameter_patterns") > 0 ||
@@ -256,6 +276,12 @@ Result<ParameterKind> Naming::KindOf(const std::string& name) const {
     kind.named = true;
     kind.parallel = Parallel::kColumn;
     kind.rule = std::string(kUniversalInfo) + ": in no list, dimension 0";
+  }
+  const bool plain_column = kind.named && kind.parallel == Parallel::kColumn &&
+                            kind.fused == Fused::kNone && kind.sub_parameter_rows.empty();
+  if (!declared && plain_column && gated_.count(kind.canonical) > 0) {
+    kind.fused = Fused::kGatedLinear;
+    kind.rule += ", gated: twice as many rows as the down projection has columns";
   }
   return kind;
 }

@@ -36,6 +36,7 @@ struct NamingInput {
   checkpoint::Value args;            // Megatron's arguments; may be null
   bool pipelined = false;
   std::set<std::string> names;  // all names, to count the transformer layers where args does not
+  std::map<std::string, std::vector<int64_t>> shapes;  // shards' shapes by name, where known
 };
 
 class Naming {
@@ -63,6 +64,7 @@ class Naming {
   checkpoint::Result<ParameterKind> UniversalKind(const std::string& name) const;
   checkpoint::Status ApplyUniversal(const std::string& name, ParameterKind& kind) const;
   void CountLayers();
+  void FindGatedLayers();
 
   NamingInput input_;
   std::optional<checkpoint::Rules> builtin_;
@@ -70,6 +72,7 @@ class Naming {
   std::optional<checkpoint::PipelineNumbering> numbering_;
   int64_t layers_ = 0;
   std::vector<int64_t> cuts_;
+  std::set<std::string> gated_;  // canonical names of up projections that also hold a gate
   std::map<std::string, std::vector<std::string>> patterns_;  // of universal_checkpoint_info
 };
 

@@ -93,6 +93,29 @@ TEST(NamingTest, SwigluArgumentMakesTheUpProjectionGated) {
   EXPECT_EQ(KindOf(Make(input), "2.mlp.dense_h_to_4h.weight").fused, Fused::kGatedLinear);
 }
 
+TEST(NamingTest, ShapesMakeTheUpProjectionGatedWhereNoFileSaysSo) {
+  NamingInput input = Megatron(4, true);
+  input.shapes = {{"2.mlp.dense_h_to_4h.weight", {96, 32}},
+                  {"2.mlp.dense_4h_to_h.weight", {32, 48}},
+                  {"3.mlp.dense_h_to_4h.weight", {48, 32}},
+                  {"3.mlp.dense_4h_to_h.weight", {32, 48}}};
+  const Naming naming = Make(input);
+  EXPECT_EQ(KindOf(naming, "2.mlp.dense_h_to_4h.weight").fused, Fused::kGatedLinear);
+  EXPECT_EQ(KindOf(naming, "2.mlp.dense_h_to_4h.bias").fused, Fused::kGatedLinear);
+  EXPECT_NE(KindOf(naming, "2.mlp.dense_h_to_4h.weight").rule.find("gated: twice as many rows"),
+            std::string::npos);
+  EXPECT_EQ(KindOf(naming, "3.mlp.dense_h_to_4h.weight").fused, Fused::kNone);
+  EXPECT_EQ(KindOf(naming, "2.mlp.dense_4h_to_h.weight").fused, Fused::kNone);
+  // The user's word is taken as it is.
+  auto rules = checkpoint::ParseRules(
+      R"({"name": "mine",
+          "parameters": [{"canonical": ".*dense_h_to_4h.weight", "parallel": "column"}]})",
+      "mine");
+  ASSERT_TRUE(rules.ok()) << rules.error().ToString();
+  input.user_rules = rules.value();
+  EXPECT_EQ(KindOf(Make(input), "2.mlp.dense_h_to_4h.weight").fused, Fused::kNone);
+}
+
 TEST(NamingTest, UniversalInfoComesBeforeBuiltInRulesAndDisagreementIsSaid) {
   NamingInput input = Megatron(4, true);
   input.universal_info = Dict(

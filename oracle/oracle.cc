@@ -50,10 +50,15 @@ Status MakeNaming(Draft& draft, const ModuleList& modules, const KnownNames& kno
   input.universal_info = checkpoint::Get(root, "universal_checkpoint_info");
   input.args = checkpoint::Get(root, "args");
   input.pipelined = draft.source.pipelined;
-  for (const auto& [name, shape] : known.shapes) input.names.insert(name);
+  for (const auto& [name, shape] : known.shapes) {
+    input.names.insert(name);
+    if (shape != std::vector<int64_t>{-1}) input.shapes[name] = shape;
+  }
   for (const ModuleTensor& tensor : modules.tensors) {
-    input.names.insert(tensor.layer < 0 ? tensor.key
-                                        : std::to_string(tensor.layer) + "." + tensor.key);
+    const std::string name =
+        tensor.layer < 0 ? tensor.key : std::to_string(tensor.layer) + "." + tensor.key;
+    input.names.insert(name);
+    input.shapes.try_emplace(name, tensor.stored.view.shape);
   }
   CK_TRY(draft.naming, Naming::Make(std::move(input)));
   return checkpoint::Done{};
@@ -202,10 +207,11 @@ bool MomentsExpected(const Draft& draft) {
 }
 
 void ListUniversalFiles(Draft& draft) {
-  std::vector<std::string> states{"fp32"};
-  if (MomentsExpected(draft)) states.insert(states.end(), {"exp_avg", "exp_avg_sq"});
+  const std::vector<std::string> master{"fp32"}, all{"fp32", "exp_avg", "exp_avg_sq"};
+  const bool moments = MomentsExpected(draft);
   for (const std::string& parameter : draft.source.folder.universal_parameters) {
-    for (const std::string& state : states) {
+    const bool trained = draft.untrained_copies.count(parameter) == 0;
+    for (const std::string& state : moments&& trained ? all : master) {
       const bool present = draft.source.universal.count(parameter + "/" + state) > 0;
       draft.summary.files.push_back(
           {"zero/" + parameter + "/" + state + ".pt", "universal state", true, present});

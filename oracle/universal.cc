@@ -1,9 +1,14 @@
 // DeepSpeed's universal folder: one folder a parameter, whole tensors without vocabulary padding.
 // Format: docs/format/universal.md.
 #include <algorithm>
+#include <set>
 
 #include "checkpoint/tree.h"
 #include "oracle/draft.h"
+
+// Last, because libtorch has a macro CHECK of its own.
+#include <ATen/Tensor.h>
+#include <ATen/ops/allclose.h>
 
 namespace oracle {
 
@@ -35,6 +40,43 @@ std::vector<std::pair<std::string, int32_t>> ListedParameters(const Source& sour
 }
 
 std::string StateName(const std::string& stem) { return stem == "fp32" ? kMaster : stem; }
+
+// The converter, told to make up what it does not find, writes each frozen parameter, buffer and
+// alias once more, widened. Such a copy is no state: the module beside it is what it repeats.
+bool IsUntrainedCopy(const Draft& draft, const std::string& parameter,
+                     const std::set<std::string>& trained) {
+  const TensorEntry* entry = draft.Find(parameter);
+  const bool in_module =
+      entry != nullptr && (!entry->info.alias_of.empty() || entry->holders.count(kWeight) > 0);
+  if (trained.empty() || trained.count(parameter) > 0 || !in_module) return false;
+  const auto file = draft.source.universal.lower_bound(parameter + "/");
+  const auto next = file == draft.source.universal.end() ? file : std::next(file);
+  return file != draft.source.universal.end() && file->first == parameter + "/fp32" &&
+         (next == draft.source.universal.end() || next->first.rfind(parameter + "/", 0) != 0);
+}
+
+Status CompareUntrainedCopy(Draft& draft, const std::string& parameter) {
+  const size_t file = draft.source.universal.at(parameter + "/fp32");
+  const Place place = draft.source.PlaceOf(file, {});
+  const Value value = checkpoint::Get(draft.source.Root(file), "param");
+  const std::string& alias = draft.Find(parameter)->info.alias_of;
+  const Holder* weight = draft.WeightOf(alias.empty() ? parameter : alias, 0);
+  draft.untrained_copies.insert(parameter);
+  bool equal = false;
+  if (weight != nullptr && checkpoint::IsTensor(value)) {
+    CK_TRY(const Stored copy, draft.source.TensorAt(file, {}, value));
+    const at::Tensor widened = ShardOf(*weight, SegmentsOf(*weight)).to(at::kFloat);
+    const at::Tensor held = TensorOf(copy.view);
+    equal = held.scalar_type() == at::kFloat && held.sizes() == widened.sizes() &&
+            at::allclose(held, widened, /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true);
+  }
+  if (!equal) {
+    draft.Fault("universal-copy-differs",
+                parameter + " is not trained, and its folder holds something else than the module",
+                {parameter}, place);
+  }
+  return checkpoint::Done{};
+}
 
 Status AddStateFile(Draft& draft, const std::string& parameter, const std::string& stem,
                     size_t file) {
@@ -85,19 +127,30 @@ void AddGroups(Draft& draft) {
 
 Status ReadUniversal(Draft& draft) {
   std::vector<std::string> order;
+  std::set<std::string> trained;
   for (const auto& [name, position] : ListedParameters(draft.source)) {
+    trained.insert(name);
     const auto& folders = draft.source.folder.universal_parameters;
     if (std::binary_search(folders.begin(), folders.end(), name)) order.push_back(name);
   }
   order.insert(order.end(), draft.source.folder.universal_parameters.begin(),
                draft.source.folder.universal_parameters.end());
   for (const std::string& parameter : order) {
+    if (IsUntrainedCopy(draft, parameter, trained)) {
+      CK_DO(CompareUntrainedCopy(draft, parameter));
+      continue;
+    }
     if (draft.Entry(parameter).holders.count(kMaster) > 0) continue;  // listed on several ranks
     for (auto file = draft.source.universal.lower_bound(parameter + "/");
          file != draft.source.universal.end(); ++file) {
       if (file->first.rfind(parameter + "/", 0) != 0) break;
       CK_DO(AddStateFile(draft, parameter, file->first.substr(parameter.size() + 1), file->second));
     }
+  }
+  if (!draft.untrained_copies.empty()) {
+    draft.Note("universal-copies",
+               "folders of what is not trained repeat the module, widened to fp32; not read",
+               {draft.untrained_copies.begin(), draft.untrained_copies.end()});
   }
   AddGroups(draft);
   return checkpoint::Done{};

@@ -23,12 +23,13 @@ std::vector<float> Numbers(const at::Tensor& tensor) {
 // A universal folder of one parameter w, 2 x 2, after `skipped` skipped steps of three.
 class UniversalFolder : public ::testing::Test {
  protected:
-  void Write(int64_t skipped, bool moments) {
+  // `frozen`: tensors that the module holds besides.
+  void Write(int64_t skipped, bool moments, const Value& frozen = Dict({})) {
     fs::remove_all(Step());
     const Value weight = writer_.BFloats({1, 2, 3, 4, 0, 0}, {3, 2});
     writer_.Write(
         Step() / "mp_rank_00_model_states.pt",
-        Dict({{"module", Dict({{"w", weight}})},
+        Dict({{"module", Dict({{"w", weight}, {"more", frozen}})},
               {"buffer_names", checkpoint::MakeList({})},
               {"optimizer", checkpoint::MakeNone()},
               {"param_shapes",
@@ -109,6 +110,25 @@ TEST_F(UniversalFolder, PaddingRowsOfAModelFileBesideAreNoElements) {
   ASSERT_TRUE(weight.ok());
   EXPECT_EQ(weight.value().covered, 4);
   EXPECT_EQ(Numbers(weight.value().value), (std::vector<float>{1, 2, 3, 4}));
+}
+
+TEST_F(UniversalFolder, CopiesOfWhatIsNotTrainedAreNoStates) {
+  for (const float second : {6.0F, 7.0F}) {
+    Write(0, true, Dict({{"b", writer_.BFloats({5, 6}, {2})}}));
+    writer_.Write(Step() / "zero" / "more.b" / "fp32.pt",
+                  Dict({{"param", writer_.Floats({5, second}, {2})}}));
+    const auto oracle = OpenUniversal();
+    ASSERT_TRUE(oracle);
+    ASSERT_EQ(oracle->tensors().size(), 2u);
+    EXPECT_EQ(oracle->tensors()[1].name, "more.b");
+    EXPECT_EQ(oracle->tensors()[1].role, Role::kFrozen);
+    EXPECT_EQ(oracle->tensors()[1].states.size(), 1u);
+    EXPECT_EQ(Missing(*oracle), std::set<std::string>{"zero/w/exp_avg_sq.pt"});
+    std::map<std::string, bool> kinds;
+    for (const Finding& finding : oracle->summary().findings) kinds[finding.kind] = finding.fault;
+    EXPECT_EQ(kinds.count("universal-copies"), 1u);
+    EXPECT_EQ(kinds.count("universal-copy-differs"), second == 6.0F ? 0u : 1u);
+  }
 }
 
 }  // namespace

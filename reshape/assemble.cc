@@ -223,8 +223,10 @@ class Assembler {
     tensor.stale_states = std::move(copy);
     if (proved) return checkpoint::Done{};
     source_.Notify("stale-tied-copy",
-                   "unproved, stale tied copy: the last stage's copy differs from the first "
-                   "stage's tensor; its states are carried as they are.",
+                   compared ? "unproved, stale tied copy: the last stage's copy differs from the "
+                              "first stage's tensor; its states are carried as they are."
+                            : "unproved, stale tied copy: the last stage has states of its own and "
+                              "no master to compare; they are carried as they are.",
                    {tensor.name});
     return checkpoint::Done{};
   }

@@ -251,14 +251,17 @@ Status ResolveMoments(const Inventory& source, const TargetSpec& spec, ResolvedT
   if (rescale) target.moment_factor = static_cast<float>(from ? factor : 1 / factor);
   target.notices.push_back(
       {"unscaled-moments",
-       fmt::format("fp16 without ZeRO does not scale the loss in this version, ZeRO does: exp_avg "
-                   "{} by the loss scale {} (less the clip "
-                   "factor), exp_avg_sq by its square {}. The moments were {}.",
+       fmt::format("fp16 without ZeRO does not scale the loss in this version and divides the "
+                   "gradients by the scale all the same: exp_avg {} by the loss scale {} (less "
+                   "the clip factor), exp_avg_sq by its square {}. The moments were {}.",
                    from ? "of the source is smaller than the gradients of the target"
                         : "of the source is larger than the gradients of the target",
                    factor, factor * factor,
                    rescale ? (from ? "multiplied by both" : "divided by both")
-                           : "carried as they are; --moments rescale changes them"),
+                   : target.dtype == source.weight_dtype
+                       ? "carried as they are; --moments rescale changes them"
+                       : "carried as they are; to change them, reshape in fp16 with --moments "
+                         "rescale before changing the type"),
        {}});
   return checkpoint::Done{};
 }

@@ -76,11 +76,21 @@ void AddStaleCopyNotices(TargetBuilder& builder) {
                    "trained or used.",
                    NamesOf(builder.source, dropped));
   }
-  if (!builder.made_up_copies.empty() && !needed.empty()) {
+  if (needed.empty()) return;
+  std::set<int32_t> whole, partly;
+  for (const int32_t index : builder.made_up_copies)
+    (stored.contains(index) ? partly : whole).insert(index);
+  if (!whole.empty()) {
     builder.Notify("stale-copy-made-up",
                    "The source has no copy of its own on the last stage; there the target holds "
                    "the real one's states.",
-                   NamesOf(builder.source, builder.made_up_copies));
+                   NamesOf(builder.source, whole));
+  }
+  if (!partly.empty()) {
+    builder.Notify("stale-copy-completed",
+                   "The source's copy on the last stage lacks states that the target keeps "
+                   "(masters); those are the real one's.",
+                   NamesOf(builder.source, partly));
   }
 }
 

@@ -163,6 +163,14 @@ TEST(TargetTest, StaleCopyIsKeptOnTheLastStageAndDroppedOnOne) {
   EXPECT_TRUE(HasNotice(dropped, "stale-copy-dropped"));
 }
 
+TEST(TargetTest, StaleCopyThatLacksItsMasterIsCompletedNotMadeUp) {
+  Inventory source = MakeGpt({.stages = 2, .stale_copy = true});
+  source.tensors[1].stale_states.erase("fp32_master");
+  const Target target = LayOut(source, Spec(1, 2, 2, 1));
+  EXPECT_TRUE(HasNotice(target, "stale-copy-completed"));
+  EXPECT_FALSE(HasNotice(target, "stale-copy-made-up"));
+}
+
 TEST(TargetTest, VocabularyRowsAreMadeUpOrDroppedExactly) {
   Inventory source = MakeGpt({});
   source.qkv_layout = checkpoint::QkvLayout::kPerHeadGroup;
