@@ -4,7 +4,6 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "certify/certify.h"
@@ -36,12 +35,11 @@ Result<std::vector<ScannedFile>> Scan(const fs::path& path, const Declared& decl
   return ScanFiles(files, options);
 }
 
-// Whole tensors come and go by the thousand. Memory that is given back to the system is cleared
-// and mapped anew for the next one, which costs as much as reading it: keep it until the end.
-void KeepMemory() {
-  mallopt(M_MMAP_MAX, 0);
-  mallopt(M_ARENA_MAX, 1);
-  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+// Whole tensors come and go by the thousand. The allocator would keep what several of them needed,
+// for each thread; mapping each anew costs time. This keeps a little, and it stays bounded.
+void BoundKeptMemory() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 16 << 20);
 }
 
 LawResult Undecided(std::string_view law, const std::string& reason) {
@@ -132,7 +130,7 @@ void CompareWithSourceAlone(const Subject& source, const std::vector<ScannedFile
 }  // namespace
 
 Result<Judgement> Check(const fs::path& path, const Declared& declared) {
-  KeepMemory();
+  BoundKeptMemory();
   at::set_num_threads(1);  // we run one thread a tensor
   std::vector<ScannedFile> scanned;
   CK_TRY(Single single, OpenSingle(path, declared, scanned));
@@ -150,7 +148,7 @@ Result<Judgement> Check(const fs::path& path, const Declared& declared) {
 
 Result<Judgement> Certify(const fs::path& source_path, const fs::path& target_path,
                           const Declared& source_declared, const Declared& target_declared) {
-  KeepMemory();
+  BoundKeptMemory();
   at::set_num_threads(1);
   CK_TRY(const Subject source, OpenSubject(source_path, source_declared));
   CK_TRY(const auto source_scanned, Scan(source_path, source_declared, &source));

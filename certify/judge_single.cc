@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kStateBytes = 8, kMasterBytes = 10;
 // All pieces at once stay within three copies of the largest tensor in fp32, and this.
 constexpr int64_t kLargestBytes = 12;
-constexpr int64_t kBytesBeside = 160LL << 20;
+constexpr int64_t kBytesBeside = 96LL << 20;
 
 // States of one tensor that are judged together: weight and master, or one other.
 struct Piece {
