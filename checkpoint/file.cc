@@ -321,12 +321,23 @@ Result<std::string> ReadSmallFile(const std::filesystem::path& path, int64_t byt
   return text;
 }
 
+constexpr std::string_view kTemporaryMark = ".partial-";
+
+std::string NameOfTemporary(std::string_view filename) {
+  const size_t mark = filename.rfind(kTemporaryMark);
+  if (mark == std::string_view::npos || mark < 2 || filename.front() != '.') return {};
+  const std::string_view process = filename.substr(mark + kTemporaryMark.size());
+  if (process.empty() || process.find_first_not_of("0123456789") != std::string_view::npos)
+    return {};
+  return std::string(filename.substr(1, mark - 1));
+}
+
 Status WriteSmallFile(const std::filesystem::path& path, std::string_view text, bool flush) {
   // The process id keeps two writers apart; a leftover of a killed process with the same id is ours
   // to remove.
   const std::filesystem::path sibling =
       path.parent_path() /
-      ("." + path.filename().string() + ".partial-" + std::to_string(::getpid()));
+      ("." + path.filename().string() + std::string(kTemporaryMark) + std::to_string(::getpid()));
   ::unlink(sibling.c_str());
   const auto abandon = [&sibling](Error error) -> Status {
     ::unlink(sibling.c_str());

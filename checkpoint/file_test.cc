@@ -301,6 +301,14 @@ TEST(SmallFileTest, AnyFailedCallKeepsTheOldContent) {
   EXPECT_GE(failures, 12);
 }
 
+TEST(SmallFileTest, KnowsTheTemporariesItLeavesWhenKilled) {
+  EXPECT_EQ(NameOfTemporary(".latest.partial-123"), "latest");
+  EXPECT_EQ(NameOfTemporary("..journal.partial-4"), ".journal");
+  for (const char* other :
+       {"latest", "latest.partial-1", ".latest.partial-", ".partial-1", ".latest.partial-1x", ""})
+    EXPECT_EQ(NameOfTemporary(other), "") << other;
+}
+
 TEST(FolderTest, SyncNamesWhatFailed) {
   const TemporaryFolder folder;
   EXPECT_TRUE(SyncFolder(folder.path()).ok());

@@ -6,6 +6,7 @@ set(PROPERTY_TESTS_TESTS
   commuting_square_test.cc
   corpus_acceptance_test.cc
   generators_test.cc
+  interruption_test.cc
   planted_faults_test.cc
   round_trip_test.cc
 )

@@ -41,7 +41,9 @@ Result<std::string> ForeignFile(const fs::path& folder, const std::set<std::stri
        it.increment(error)) {
     if (it->is_directory()) continue;
     const std::string name = it->path().lexically_relative(folder).generic_string();
-    if (!own.contains(name)) return name;
+    // Of a process that was killed while it wrote one of our small files.
+    const std::string meant = checkpoint::NameOfTemporary(it->path().filename().string());
+    if (!own.contains(name) && (meant.empty() || !own.contains(meant))) return name;
   }
   if (error) return IoError(folder, error, "a readable folder");
   return std::string();

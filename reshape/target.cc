@@ -103,7 +103,7 @@ void AddIdenticalFiles(TargetBuilder& builder) {
   }
 }
 
-void AddTextFiles(TargetBuilder& builder) {
+Status AddTextFiles(TargetBuilder& builder) {
   const Inventory& source = builder.source;
   Target& target = builder.target;
   if (HasRunFile(source, "zero_to_fp32.py")) {
@@ -112,12 +112,13 @@ void AddTextFiles(TargetBuilder& builder) {
   }
   constexpr const char* kIterationFile = "latest_checkpointed_iteration.txt";
   if (HasRunFile(source, kIterationFile)) {
-    const auto text =
-        checkpoint::ReadSmallFile(source.folder.run_folder / kIterationFile, kRunFileBytesMax);
-    if (text.ok()) target.text_files.emplace_back(kIterationFile, text.value());
+    CK_TRY(std::string text,
+           checkpoint::ReadSmallFile(source.folder.run_folder / kIterationFile, kRunFileBytesMax));
+    target.text_files.emplace_back(kIterationFile, std::move(text));
   }
   target.text_files.emplace_back(target.universal ? "latest_universal" : "latest",
                                  target.step_folder_name);
+  return checkpoint::Done{};
 }
 
 Result<Target> LayOutTarget(const Inventory& source, const TargetSpec& spec) {
@@ -146,7 +147,7 @@ Result<Target> LayOutTarget(const Inventory& source, const TargetSpec& spec) {
     CK_DO(AddModelFiles(builder));
     AddNotices(builder);
   }
-  AddTextFiles(builder);
+  CK_DO(AddTextFiles(builder));
   return std::move(builder.target);
 }
 

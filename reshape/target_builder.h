@@ -169,7 +169,7 @@ checkpoint::Status AddOptimizerFiles(TargetBuilder& builder, const RankLayout& r
 checkpoint::Status AddModelFiles(TargetBuilder& builder);
 checkpoint::Status AddUniversalFolder(TargetBuilder& builder);
 void AddIdenticalFiles(TargetBuilder& builder);
-void AddTextFiles(TargetBuilder& builder);
+checkpoint::Status AddTextFiles(TargetBuilder& builder);
 
 // --- target_notices.cc: what was made up, dropped, carried in place. ---
 
