@@ -82,8 +82,8 @@ Result<std::string> ReadSmallFile(const std::filesystem::path& path, int64_t byt
 // Replaces `path` as a whole or not at all: a temporary sibling, then rename. Errors: kNotFound (no
 // such folder), kIo.
 Status WriteSmallFile(const std::filesystem::path& path, std::string_view text, bool flush);
-// The name under which WriteSmallFile was to leave a file, where `filename` is the temporary sibling
-// that a killed call left behind; empty where it is none.
+// The name that WriteSmallFile was to give a file, where `filename` is the temporary sibling that a
+// killed call left behind; empty where it is none.
 std::string NameOfTemporary(std::string_view filename);
 // Makes the names in a folder durable. Errors: kNotFound, kIo.
 Status SyncFolder(const std::filesystem::path& path);
