@@ -227,7 +227,7 @@ TEST_F(CertificateTest, WhatIsNoCertificateSaysWhichEntryIsWrong) {
 
 TEST_F(CertificateTest, OnlyLeavesUndecided) {
   Declared declared;
-  declared.only = "ln[.]";
+  declared.only = "ln[.].*";
   const auto judgement = Certify(source_, target_, declared, declared);
   ASSERT_TRUE(judgement.ok());
   EXPECT_EQ(judgement.value().verdict, Verdict::kUndecided);
@@ -247,6 +247,23 @@ TEST_F(CertificateTest, DigestNamesItsAlgorithms) {
   // An alias is listed under its own name, with the digests of what it is.
   EXPECT_EQ(digest.value()["tensors"]["head.weight"]["weight"],
             digest.value()["tensors"]["emb.weight"]["weight"]);
+}
+
+TEST_F(CertificateTest, APatternThatMatchesNothingIsAUsageErrorOfDigestAndCompare) {
+  Declared declared;
+  declared.only = "eight";
+  const auto digest = Digest(source_, declared, "xxh3-128");
+  ASSERT_FALSE(digest.ok());
+  EXPECT_EQ(digest.error().code, checkpoint::ErrorCode::kUsage);
+  EXPECT_NE(digest.error().found.find("no tensor of"), std::string::npos);
+  const auto comparison = Compare(source_, target_, declared, declared);
+  ASSERT_FALSE(comparison.ok());
+  EXPECT_EQ(comparison.error().code, checkpoint::ErrorCode::kUsage);
+  declared.only = "emb.weight";
+  const auto partial = Digest(source_, declared, "xxh3-128");
+  ASSERT_TRUE(partial.ok());
+  EXPECT_FALSE(partial.value().contains("whole"));
+  EXPECT_TRUE(partial.value().contains("whole_of_selection"));
 }
 
 TEST_F(CertificateTest, InspectSaysWhatItIs) {

@@ -13,6 +13,7 @@
 
 #include "checkpoint/rules.h"
 #include "checkpoint/status.h"
+#include "checkpoint/value.h"
 
 namespace certify {
 
@@ -62,7 +63,8 @@ struct Declared {
   std::optional<checkpoint::Rules> rules;
   std::string rules_origin;
   std::optional<checkpoint::QkvLayout> qkv_layout;
-  std::string only;  // RE2 over names; empty: all. Anything left out makes the judgement undecided.
+  std::string
+      only;  // RE2 over whole names; empty: all. Anything left out makes the judgement undecided.
   int32_t threads = 0;
   bool universal = false;  // read the run's universal folder instead of the native step
   // Of the target: moments were multiplied on purpose, exp_avg by this and exp_avg_sq by its
@@ -70,7 +72,9 @@ struct Declared {
   // loss) and another stage.
   std::optional<double> moments_factor;
   // What a reshape was told besides, for the words of its certificate.
-  std::string param_groups;      // file of hyper-parameters; empty: none
+  std::string param_groups;  // file of hyper-parameters; empty: none
+  // What that file says, to compare with the target; null where a reshape wrote it itself.
+  checkpoint::Value declared_groups;
   bool moments_rescale = false;  // --moments rescale
 };
 

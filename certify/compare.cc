@@ -224,6 +224,9 @@ checkpoint::Result<ordered_json> Compare(const std::filesystem::path& a_path,
   at::set_num_threads(1);
   CK_TRY(const Subject a, OpenSubject(a_path, a_declared));
   CK_TRY(const Subject b, OpenSubject(b_path, b_declared));
+  // A pattern may be of one side's names.
+  const auto a_selected = a.CheckAnySelected();
+  if (!a_selected.ok() && !b.CheckAnySelected().ok()) return a_selected.error();
   const Names names = MatchNames(a, b);
   std::vector<std::vector<StateComparison>> by_tensor(names.common.size());
   std::vector<std::string> states_of_one;

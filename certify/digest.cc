@@ -77,6 +77,7 @@ checkpoint::Result<ordered_json> Digest(const std::filesystem::path& path, const
     return Error{ErrorCode::kUsage, "'" + algorithm_name + "'", "xxh3-128 or sha256", "--algorithm",
                  "Name one of the two."};
   CK_TRY(const Subject subject, OpenSubject(path, declared));
+  CK_DO(subject.CheckAnySelected());
   std::vector<std::vector<StateDigest>> digests(subject.tensors().size());
   ParallelOptions parallel;
   parallel.threads = declared.threads;
@@ -109,7 +110,9 @@ checkpoint::Result<ordered_json> Digest(const std::filesystem::path& path, const
     for (const StateDigest& digest : digests[i]) lines.push_back(digest.line);
   }
   std::sort(lines.begin(), lines.end());
-  json["whole"] = HashHex(*algorithm, JoinText(lines, ""));
+  // A digest of a part must not be taken for that of the whole.
+  json[declared.only.empty() ? "whole" : "whole_of_selection"] =
+      HashHex(*algorithm, JoinText(lines, ""));
   return CleanText(json);
 }
 

@@ -69,12 +69,16 @@ class StatesEqual {
   void CompareWeightWithMaster(size_t source_index, size_t target_index);
   void Note(std::string kind, size_t target_index, const std::string& state, std::string text);
   void ExplainFactor();
+  // Rows of this tensor cannot be told apart: TP differs, and its order is not declared.
+  bool InDoubt(const oracle::TensorInfo& source, const oracle::TensorInfo& target) const;
+  void ReportDoubt(Report& report) const;
 
   const Subject& source_;
   const Subject& target_;
   const std::map<std::string, size_t> source_by_name_;
   std::optional<double> factor_;  // moments may be multiplied by this
   std::string factor_origin_;
+  const std::string qkv_doubt_;  // as QkvOrderDoubt
   Report weights_, masters_, moments_;
   bool missing_judged_ = false;
   std::mutex mutex_;

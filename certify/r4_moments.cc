@@ -113,6 +113,7 @@ void StatesEqual::ExplainFactor() {
 LawResult StatesEqual::FinishMoments() {
   JudgeMissingStates();
   target_.ReportLeftOut(moments_);
+  ReportDoubt(moments_);
   ExplainFactor();
   if (moments_scaled_ > 0) {
     Finding finding;

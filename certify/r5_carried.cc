@@ -62,9 +62,41 @@ const oracle::GroupInfo* GroupOf(const Subject& subject, size_t index) {
   return &groups[static_cast<size_t>(group)];
 }
 
+// A declaration is compared with the group of the source that it speaks of.
+void CompareDeclared(const Subject& source, const Subject& target, const NamePairs& pairs,
+                     Report& report) {
+  const auto* declared = checkpoint::SequenceItems(target.declared_groups);
+  if (declared == nullptr) return;
+  if (declared->size() != source.summary().groups.size()) {
+    report.Add(Entry(true, "declared-groups-differ",
+                     Format("--param-groups declares {} groups, the source has {}",
+                            declared->size(), source.summary().groups.size())),
+               -1);
+    return;
+  }
+  for (const auto& [from, to] : pairs) {
+    const oracle::GroupInfo* a = GroupOf(source, from);
+    const oracle::GroupInfo* b = GroupOf(target, to);
+    if (a == nullptr || b == nullptr) continue;
+    for (const auto& [key, found] : b->hyper_parameters) {
+      const auto& group = (*declared)[static_cast<size_t>(source.tensors()[from].group)];
+      if (a->hyper_parameters.count(key) > 0 || !checkpoint::Has(group, key)) continue;
+      report.Compared(1);
+      const std::string said = checkpoint::Render(checkpoint::Get(group, key), 200);
+      if (said == found) continue;
+      Finding finding = Entry(true, "hyper-parameter-differs",
+                              Format("{} of {} is declared as {}, but {} in the target", key,
+                                     target.tensors()[to].canonical, said, found));
+      finding.tensor = target.tensors()[to].name;
+      report.Add(std::move(finding), static_cast<int64_t>(to));
+    }
+  }
+}
+
 void CompareHyperParameters(const Subject& source, const Subject& target, const NamePairs& pairs,
                             Report& report) {
   std::set<std::string> dropped, made_up;
+  bool source_has_none = false;  // an elastic source
   for (const auto& [from, to] : pairs) {
     const oracle::GroupInfo* a = GroupOf(source, from);
     const oracle::GroupInfo* b = GroupOf(target, to);
@@ -85,6 +117,8 @@ void CompareHyperParameters(const Subject& source, const Subject& target, const 
     }
     for (const auto& [key, value] : b->hyper_parameters)
       if (a->hyper_parameters.count(key) == 0) made_up.insert(key);
+    source_has_none =
+        source_has_none || (a->hyper_parameters.empty() && !b->hyper_parameters.empty());
   }
   const auto list = [&](const std::set<std::string>& keys, const char* kind, const char* text) {
     if (keys.empty()) return;
@@ -97,6 +131,10 @@ void CompareHyperParameters(const Subject& source, const Subject& target, const 
        target.groups_declared
            ? "hyper-parameters that the source does not hold, declared (--param-groups)"
            : "hyper-parameters that the source does not hold and nobody declared");
+  if (source_has_none && !target.groups_declared)
+    report.Incomplete(
+        "the source holds no hyper-parameters (elastic) and nobody declared them; declare the "
+        "target's with --param-groups");
 }
 
 // Two parameters in one group of the source are in one group of the target, and the reverse.
@@ -189,6 +227,7 @@ LawResult CompareTrainingState(const Subject& source, const Subject& target) {
   const NamePairs pairs = PairsOf(source, target);
   CompareSteps(source, target, pairs, report);
   CompareHyperParameters(source, target, pairs, report);
+  CompareDeclared(source, target, pairs, report);
   CompareMembership(source, target, pairs, report);
   CompareCounters(source, target, report);
   CompareScheduler(source, target, report);

@@ -50,6 +50,7 @@ StatesEqual::StatesEqual(const Subject& source, const Subject& target,
       source_by_name_(ByCanonicalName(source)),
       factor_(moments_factor),
       factor_origin_("declared"),
+      qkv_doubt_(QkvOrderDoubt(source.summary(), target.summary())),
       weights_("R2"),
       masters_("R3"),
       moments_("R4") {
@@ -104,6 +105,7 @@ void StatesEqual::Visit(size_t target_index, const std::string& state,
     VisitMadeUp(target_index, state, assembled.value);
     return;
   }
+  if (InDoubt(source, target)) return;
   auto expected = source_.oracle->Assemble(match->second, rule->source_state);
   if (!expected.ok()) {
     report.Incomplete(Format("{} of {} cannot be put together from the source: {}",
@@ -256,7 +258,7 @@ void StatesEqual::JudgeMissingStates() {
     for (const auto& [state, dtype] : source.states) {
       if (target.states.count(state) > 0) continue;
       if (state == oracle::kWeight && target.states.count(oracle::kMaster) > 0) {
-        CompareWeightWithMaster(match->second, i);
+        if (!InDoubt(source, target)) CompareWeightWithMaster(match->second, i);
         continue;
       }
       // Weights in fp32 are their own masters; R2 compared them with the source's masters.
@@ -275,15 +277,48 @@ void StatesEqual::JudgeMissingStates() {
   }
 }
 
+bool StatesEqual::InDoubt(const oracle::TensorInfo& source,
+                          const oracle::TensorInfo& target) const {
+  return !qkv_doubt_.empty() && (source.fused_qkv || target.fused_qkv);
+}
+
+void StatesEqual::ReportDoubt(Report& report) const {
+  Finding finding;
+  for (size_t i = 0; i < target_.tensors().size(); ++i) {
+    const oracle::TensorInfo& target = target_.tensors()[i];
+    const auto match = source_by_name_.find(target.canonical);
+    if (target_.IsJudged(i) && match != source_by_name_.end() &&
+        InDoubt(source_.tensors()[match->second], target))
+      finding.entries.push_back(target.name);
+  }
+  if (finding.entries.empty()) return;
+  report.Incomplete(qkv_doubt_);
+  finding.kind = "qkv-order-undeclared";
+  finding.count = static_cast<int64_t>(finding.entries.size());
+  finding.text = Format("{} tensors were not compared: {}", finding.count, qkv_doubt_);
+  report.Add(std::move(finding), -1);
+}
+
 LawResult StatesEqual::FinishWeights() {
   JudgeMissingStates();
-  target_.ReportLeftOut(weights_);
+  const auto has_weight = [](const Subject& subject) {
+    return std::any_of(
+        subject.tensors().begin(), subject.tensors().end(),
+        [](const oracle::TensorInfo& info) { return info.states.count(oracle::kWeight) > 0; });
+  };
+  if (!has_weight(source_) && !has_weight(target_)) {
+    weights_.NotApplicable("neither side keeps weights");
+  } else {
+    target_.ReportLeftOut(weights_);
+    ReportDoubt(weights_);
+  }
   return weights_.Finish();
 }
 
 LawResult StatesEqual::FinishMasters() {
   JudgeMissingStates();
   target_.ReportLeftOut(masters_);
+  ReportDoubt(masters_);
   const auto has_master = [](const Subject& subject) {
     return std::any_of(
         subject.tensors().begin(), subject.tensors().end(),

@@ -2,6 +2,7 @@
 
 #include <ATen/Tensor.h>
 
+#include <algorithm>
 #include <charconv>
 #include <string_view>
 #include <utility>
@@ -17,6 +18,15 @@ void Subject::ReportLeftOut(Report& report) const {
                            tensors().size(), only));
 }
 
+checkpoint::Status Subject::CheckAnySelected() const {
+  const auto taken = std::find(selected.begin(), selected.end(), true);
+  if (only.empty() || taken != selected.end()) return checkpoint::Done{};
+  return checkpoint::Error{checkpoint::ErrorCode::kUsage,
+                           Format("no tensor of {} matches '{}'", tensors().size(), only),
+                           "a pattern that matches a whole name or a whole canonical name",
+                           "--only", "See the names with `shardproof inspect`."};
+}
+
 checkpoint::Result<Subject> SelectSubject(std::shared_ptr<const oracle::Oracle> oracle,
                                           const std::string& only) {
   Subject subject;
@@ -24,15 +34,14 @@ checkpoint::Result<Subject> SelectSubject(std::shared_ptr<const oracle::Oracle> 
   subject.only = only;
   subject.selected.assign(subject.tensors().size(), true);
   if (only.empty()) return subject;
-  const std::string pattern = Format("(?s).*(?:{}).*", only);
   for (size_t i = 0; i < subject.tensors().size(); ++i) {
     const oracle::TensorInfo& info = subject.tensors()[i];
-    auto by_name = checkpoint::MatchesWhole(pattern, info.name);
-    auto by_canonical = checkpoint::MatchesWhole(pattern, info.canonical);
+    auto by_name = checkpoint::MatchesWhole(only, info.name);
+    auto by_canonical = checkpoint::MatchesWhole(only, info.canonical);
     if (!by_name.ok() || !by_canonical.ok())
       return checkpoint::Error{checkpoint::ErrorCode::kUsage, Format("'{}'", only),
                                "a regular expression (RE2 syntax)", "--only",
-                               "Write a pattern such as 'layers[.]3[.]'."};
+                               "Write a pattern such as 'layers[.]3[.].*'."};
     subject.selected[i] = by_name.value() || by_canonical.value();
     if (!subject.selected[i] && info.alias_of.empty()) ++subject.left_out;
   }
@@ -49,7 +58,17 @@ checkpoint::Result<Subject> OpenSubject(const std::filesystem::path& path,
   CK_TRY(auto opened, oracle::Oracle::Open(path, options));
   CK_TRY(Subject subject, SelectSubject(std::move(opened), declared.only));
   subject.groups_declared = !declared.param_groups.empty();
+  subject.declared_groups = declared.declared_groups;
   return subject;
+}
+
+std::string QkvOrderDoubt(const oracle::Summary& first, const oracle::Summary& second) {
+  const bool declared = first.qkv_layout && second.qkv_layout;
+  if (declared || first.tensor_parallel == second.tensor_parallel) return "";
+  return Format(
+      "TP changes from {} to {} and the row order of fused QKV is not declared; declare "
+      "--qkv-layout or in --rules",
+      first.tensor_parallel, second.tensor_parallel);
 }
 
 int64_t NumelOfShape(const std::vector<int64_t>& shape) {

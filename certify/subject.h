@@ -18,10 +18,13 @@ struct Subject {
   std::vector<bool> selected;  // one a tensor: not left out by `only`
   int64_t left_out = 0;        // tensors that `only` leaves out, aliases aside
   std::string only;
-  bool groups_declared = false;  // hyper-parameters that the files lack were given
+  bool groups_declared = false;       // hyper-parameters that the files lack were given
+  checkpoint::Value declared_groups;  // as Declared
 
   const oracle::Summary& summary() const { return oracle->summary(); }
   const std::vector<oracle::TensorInfo>& tensors() const { return oracle->tensors(); }
+  // Errors: kUsage where `only` leaves nothing of the tensors.
+  checkpoint::Status CheckAnySelected() const;
   // Not an alias and not left out.
   bool IsJudged(size_t index) const { return selected[index] && tensors()[index].alias_of.empty(); }
   // Tells a law that looks at elements what `only` leaves out.
@@ -31,9 +34,14 @@ struct Subject {
 // Errors: those of Oracle::Open; kUsage where `only` is no pattern.
 checkpoint::Result<Subject> OpenSubject(const std::filesystem::path& path,
                                         const Declared& declared);
-// `only`: a pattern found anywhere in a name or a canonical name; empty: all. Errors: kUsage.
+// `only`: a pattern that matches the whole name or the whole canonical name; empty: all. Errors:
+// kUsage where it is no pattern.
 checkpoint::Result<Subject> SelectSubject(std::shared_ptr<const oracle::Oracle> oracle,
                                           const std::string& only);
+
+// Where TP differs and the row order of fused QKV is not declared, nothing tells which rows are the
+// same: what to say of it, empty where there is no such doubt. It concerns tensors of `fused_qkv`.
+std::string QkvOrderDoubt(const oracle::Summary& first, const oracle::Summary& second);
 
 int64_t NumelOfShape(const std::vector<int64_t>& shape);
 // "101,32"; "" for a 0-d tensor.

@@ -7,10 +7,12 @@
 namespace certify {
 namespace {
 
-TEST(SubjectTest, APatternIsFoundAnywhereInNameOrCanonicalName) {
+TEST(SubjectTest, APatternMatchesTheWholeNameOrTheWholeCanonicalName) {
   auto fake = SoundModel();
   fake->Info("norm.weight").canonical = "layers.3.norm.weight";
-  const Subject subject = SubjectOf(fake, "[.]3[.]");
+  // The canonical name's tail is no match.
+  EXPECT_EQ(SubjectOf(fake, "3[.]norm.*").left_out, 6);
+  const Subject subject = SubjectOf(fake, "layers[.]3[.].*");
   EXPECT_EQ(subject.left_out, 5);
   EXPECT_TRUE(subject.IsJudged(fake->Index("norm.weight")));
   EXPECT_FALSE(subject.IsJudged(fake->Index("frozen")));

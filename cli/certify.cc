@@ -10,7 +10,7 @@ namespace cli {
 namespace {
 
 struct CertifyFlags {
-  std::string source, target, target_tag;
+  std::string source, target, target_tag, param_groups_file;
   DeclarationFlags declarations;
   ReportFiles reports;
   bool json = false;
@@ -23,6 +23,12 @@ int RunCertify(const CertifyFlags& flags) {
   if (!source_declared.ok()) return ReportError(source_declared.error(), flags.json);
   certify::Declared target_declared = source_declared.value();
   target_declared.tag = flags.target_tag;
+  if (!flags.param_groups_file.empty()) {
+    const auto groups = ReadParamGroups(flags.param_groups_file);
+    if (!groups.ok()) return ReportError(groups.error(), flags.json);
+    target_declared.param_groups = flags.param_groups_file;
+    target_declared.declared_groups = groups.value();
+  }
   return CertifyAndReport({.source = flags.source,
                            .target = flags.target,
                            .source_declared = source_declared.value(),
@@ -67,6 +73,8 @@ void AddCertifyCommand(CLI::App& root, int& exit_code) {
   app->add_option("source", flags->source, "run folder or step folder")->required();
   app->add_option("target", flags->target, "run folder or step folder")->required();
   app->add_option("--target-tag", flags->target_tag, "step folder of the target");
+  app->add_option("--param-groups", flags->param_groups_file,
+                  "JSON list of hyper-parameter dictionaries, one a group (elastic sources)");
   app->add_flag("--json", flags->json, "machine-readable output");
   AddReportFlags(*app, flags->reports);
   AddDeclarationFlags(*app, flags->declarations, /*with_only=*/true);

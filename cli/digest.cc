@@ -31,7 +31,8 @@ int RunDigest(const DigestFlags& flags) {
       fmt::print("{}  {} {}\n", hex.get<std::string>(), name, state);
     }
   }
-  fmt::print("{}  whole\n", digest.value()["whole"].get<std::string>());
+  const char* whole = flags.declarations.only.empty() ? "whole" : "whole_of_selection";
+  fmt::print("{}  {}\n", digest.value()[whole].get<std::string>(), whole);
   return kExitDone;
 }
 

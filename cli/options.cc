@@ -80,7 +80,8 @@ void AddDeclarationFlags(CLI::App& app, DeclarationFlags& flags, bool with_only)
       ->check(CLI::Range(0, 1024));
   app.add_flag("--universal", flags.universal, "read the run's universal folder");
   if (with_only) {
-    app.add_option("--only", flags.only, "RE2 pattern: only tensors whose whole name matches");
+    app.add_option("--only", flags.only,
+                   "RE2 pattern: only tensors whose whole name, or whole canonical name, matches");
   }
 }
 

@@ -284,7 +284,12 @@ void FillSummary(Draft& draft) {
 class FileOracle : public Oracle {
  public:
   explicit FileOracle(Draft draft) : draft_(std::move(draft)) {
-    for (const TensorEntry& entry : draft_.tensors) infos_.push_back(entry.info);
+    for (const TensorEntry& entry : draft_.tensors) {
+      infos_.push_back(entry.info);
+      infos_.back().fused_qkv = entry.kind.fused == checkpoint::Fused::kQueryKeyValue &&
+                                entry.kind.parallel != checkpoint::Parallel::kReplicated &&
+                                entry.kind.sub_parameter_rows.empty();
+    }
     // Every shard is in some file; fp32 states of missing files are twice as long as the 16-bit
     // weights that tell their shape.
     for (const checkpoint::TorchFile& file : draft_.source.files)

@@ -61,6 +61,9 @@ struct TensorInfo {
   std::string
       rule;  // which rule named it: "built-in ...: pattern", "universal_checkpoint_info", "FILE"
   std::vector<int64_t> weight_strides;  // where stored transposed
+  // Queries, keys and values in one tensor that is split over tensor ranks: its row order is
+  // Summary::qkv_layout; without one, `Assemble` concatenates the shards.
+  bool fused_qkv = false;
 };
 
 // A place in the files, for findings.
