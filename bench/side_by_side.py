@@ -97,8 +97,8 @@ class Bench:
         repetition."""
         binary, source, target = str(self.options.binary), str(self.source), str(self.target)
         reshape = [binary, "reshape", source, "{out}", *self.reshape_flags, "--no-certify"]
-        qkv = [w for i, w in enumerate(self.reshape_flags)
-               if "--qkv-layout" in (w, self.reshape_flags[i - 1] if i else "")]
+        is_declared = "--qkv-layout" in self.reshape_flags
+        qkv = ["--qkv-layout", "per-head-group"] if is_declared else []
         listed = "find %s -type f -print0 | xargs -0 xxhsum -H2" % source
         both = "find %s %s -type f -print0 | xargs -0 xxhsum -H2" % (source, target)
         result = {

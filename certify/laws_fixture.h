@@ -22,9 +22,23 @@ inline std::vector<ScannedFile> WholeFiles() {
   return {file};
 }
 
-class LawsTest : public ::testing::Test {
+// Asks a judgement for one law.
+class JudgementTest : public ::testing::Test {
  protected:
-  Judgement Judge(const std::string& only = "") {
+  virtual Judgement Judge(const std::string& only) = 0;
+  Judgement Judge() { return Judge(""); }
+  LawResult Law(const std::string& number, const std::string& only = "") {
+    for (const LawResult& law : Judge(only).laws)
+      if (law.law == number) return law;
+    ADD_FAILURE() << "no law " << number;
+    return {};
+  }
+};
+
+class LawsTest : public JudgementTest {
+ protected:
+  using JudgementTest::Judge;
+  Judgement Judge(const std::string& only) override {
     const Subject subject = SubjectOf(fake_, only);
     auto laws = JudgeSingle(subject, files_, {});
     EXPECT_TRUE(laws.ok());
@@ -32,12 +46,6 @@ class LawsTest : public ::testing::Test {
     judgement.laws = std::move(laws).value();
     Conclude(judgement);
     return judgement;
-  }
-  LawResult Law(const std::string& number, const std::string& only = "") {
-    for (const LawResult& law : Judge(only).laws)
-      if (law.law == number) return law;
-    ADD_FAILURE() << "no law " << number;
-    return {};
   }
   // The first finding of the law, which must be a fault of this kind and make this law the root.
   Finding Broken(const std::string& number, const std::string& kind) {

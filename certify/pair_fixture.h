@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "certify/fake_oracle.h"
+#include "certify/laws_fixture.h"
 #include "certify/pair_laws.h"
 #include "certify/root_cause.h"
 #include "certify/single_laws.h"
@@ -20,9 +21,10 @@ inline checkpoint::Value Dict(const std::string& key, int64_t value) {
   return checkpoint::MakeDict({{checkpoint::MakeString(key), checkpoint::MakeInt(value)}});
 }
 
-class PairLawsTest : public ::testing::Test {
+class PairLawsTest : public JudgementTest {
  protected:
-  Judgement Judge(const std::string& only = "") {
+  using JudgementTest::Judge;
+  Judgement Judge(const std::string& only) override {
     const Subject source = SubjectOf(source_), target = SubjectOf(target_, only);
     StatesEqual states(source, target, factor_);
     SweepOptions options;
@@ -44,12 +46,6 @@ class PairLawsTest : public ::testing::Test {
     for (LawResult& law : laws.value()) judgement.laws.push_back(std::move(law));
     Conclude(judgement);
     return judgement;
-  }
-  LawResult Law(const std::string& number, const std::string& only = "") {
-    for (const LawResult& law : Judge(only).laws)
-      if (law.law == number) return law;
-    ADD_FAILURE() << "no law " << number;
-    return {};
   }
   Finding Broken(const std::string& number, const std::string& kind) {
     const Judgement judgement = Judge();

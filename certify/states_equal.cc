@@ -13,6 +13,12 @@
 namespace certify {
 namespace {
 
+bool HasState(const Subject& subject, const char* state) {
+  return std::any_of(
+      subject.tensors().begin(), subject.tensors().end(),
+      [state](const oracle::TensorInfo& info) { return info.states.count(state) > 0; });
+}
+
 bool IsConvertible(const at::Tensor& expected, const at::Tensor& found) {
   return IsSmallFloat(expected) && IsSmallFloat(found);
 }
@@ -301,12 +307,7 @@ void StatesEqual::ReportDoubt(Report& report) const {
 
 LawResult StatesEqual::FinishWeights() {
   JudgeMissingStates();
-  const auto has_weight = [](const Subject& subject) {
-    return std::any_of(
-        subject.tensors().begin(), subject.tensors().end(),
-        [](const oracle::TensorInfo& info) { return info.states.count(oracle::kWeight) > 0; });
-  };
-  if (!has_weight(source_) && !has_weight(target_)) {
+  if (!HasState(source_, oracle::kWeight) && !HasState(target_, oracle::kWeight)) {
     weights_.NotApplicable("neither side keeps weights");
   } else {
     target_.ReportLeftOut(weights_);
@@ -319,14 +320,9 @@ LawResult StatesEqual::FinishMasters() {
   JudgeMissingStates();
   target_.ReportLeftOut(masters_);
   ReportDoubt(masters_);
-  const auto has_master = [](const Subject& subject) {
-    return std::any_of(
-        subject.tensors().begin(), subject.tensors().end(),
-        [](const oracle::TensorInfo& info) { return info.states.count(oracle::kMaster) > 0; });
-  };
-  if (!has_master(source_) && !has_master(target_)) {
+  if (!HasState(source_, oracle::kMaster) && !HasState(target_, oracle::kMaster)) {
     masters_.NotApplicable("neither side keeps fp32 masters");
-  } else if (!has_master(target_)) {
+  } else if (!HasState(target_, oracle::kMaster)) {
     masters_.NotApplicable(
         "the target's weights are fp32 and their own masters; R2 compared them with the source's "
         "masters");

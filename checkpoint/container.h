@@ -52,6 +52,9 @@ struct CrcTally {
   int64_t bytes_checked = 0;
 };
 Result<CrcTally> CheckCrc(const TorchFile& file);
+// CRC-32 of a record's payload as it is in the file, whatever the directory says. In windows that
+// are released again, so that resident memory does not grow with the file.
+uint32_t Crc32OfRecord(const MappedFile& file, const Record& record);
 uint32_t Crc32(uint32_t seed, std::span<const std::byte> bytes);
 // CRC of a concatenation from the CRCs of its parts; `second_bytes` is the length of the second.
 uint32_t Crc32Combine(uint32_t first, uint32_t second, int64_t second_bytes);

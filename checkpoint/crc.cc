@@ -26,20 +26,19 @@ std::string Hex(uint32_t number) {
   return text;
 }
 
-// In windows that are released again, so that resident memory does not grow with the file.
+}  // namespace
+
 uint32_t Crc32OfRecord(const MappedFile& file, const Record& record) {
-  constexpr int64_t kWindowBytes = 16 << 20;
+  constexpr int64_t kWindowBytes = 4 << 20;
   uint32_t crc = 0;
   for (int64_t done = 0; done < record.payload_bytes; done += kWindowBytes) {
     const int64_t offset = record.payload_offset + done;
     const int64_t count = std::min(kWindowBytes, record.payload_bytes - done);
     crc = Crc32(crc, file.bytes().subspan(static_cast<size_t>(offset), static_cast<size_t>(count)));
-    if (record.payload_bytes > kWindowBytes) file.Release(offset, count);
+    file.Release(offset, count);
   }
   return crc;
 }
-
-}  // namespace
 
 Result<CrcTally> CheckCrc(const TorchFile& file) {
   CrcTally tally;

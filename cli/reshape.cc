@@ -1,6 +1,7 @@
 #include "reshape/reshape.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -52,19 +53,13 @@ std::function<void(const reshape::Progress&)> TerminalProgress() {
   };
 }
 
-std::string Joined(const std::vector<std::string>& words) {
-  std::string joined;
-  for (const std::string& word : words) joined += (joined.empty() ? "" : ", ") + word;
-  return joined;
-}
-
 void PrintTargets(const std::vector<reshape::Topology>& targets,
                   const reshape::OtherTargets& other) {
   for (const reshape::Topology& target : targets) fmt::print("{}\n", TopologyName(target));
-  if (!other.reachable.empty()) fmt::print("other forms: {}\n", Joined(other.reachable));
+  if (!other.reachable.empty()) fmt::print("other forms: {}\n", fmt::join(other.reachable, ", "));
   for (const reshape::LockedTargets& locked : other.locked) {
-    fmt::print("not listed: {} {}: {}. {}\n", locked.flag, Joined(locked.values), locked.why,
-               locked.unlock);
+    fmt::print("not listed: {} {}: {}. {}\n", locked.flag, fmt::join(locked.values, ", "),
+               locked.why, locked.unlock);
   }
 }
 

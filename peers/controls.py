@@ -13,7 +13,7 @@ import judge
 from cases import change
 from reshaping import Refused
 from training import Run
-from workshop import STEPS_BEFORE
+from workshop import STEPS_BEFORE, step_folder
 
 SOURCE = Run(data=2)
 TARGET = change(SOURCE, data=3)
@@ -22,8 +22,7 @@ TENSOR_TARGET = change(TENSOR_SOURCE, tensor=2)
 
 
 def optimizer_files(folder):
-    step = folder / (folder / "latest").read_text().strip()
-    return sorted(step.glob("*_optim_states.pt"))
+    return sorted(step_folder(folder).glob("*_optim_states.pt"))
 
 
 def _edit_states(folder, edit):

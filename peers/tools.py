@@ -18,6 +18,7 @@ import torch
 import training
 from cases import change
 from training import Run
+from workshop import step_folder
 
 PLAIN = Run(data=2)
 BARE = change(PLAIN, frozen=False)
@@ -58,10 +59,6 @@ CASES = (
 )
 
 
-def _step_folder(folder):
-    return Path(folder) / (Path(folder) / "latest").read_text().strip()
-
-
 def zero_to_fp32(folder, scratch):
     del scratch
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -73,9 +70,9 @@ def ds_to_universal(folder, scratch):
     """The state that the converter asks for and plain DeepSpeed does not save is put in its way."""
     from deepspeed.checkpoint import ds_to_universal as converter
     has_info = any(b"universal_checkpoint_info" in path.read_bytes()
-                   for path in _step_folder(folder).glob("mp_rank_*"))
+                   for path in step_folder(folder).glob("mp_rank_*"))
     converter.main(argparse.Namespace(
-        input_folder=str(_step_folder(folder)), output_folder=str(scratch), num_extract_workers=1,
+        input_folder=str(step_folder(folder)), output_folder=str(scratch), num_extract_workers=1,
         num_merge_workers=1, keep_temp_folder=False, strict=True,
         inject_missing_state=not has_info))
     found = {}

@@ -22,6 +22,11 @@ class Source:
     report: training.Report
 
 
+def step_folder(folder):
+    """The step that a run folder's `latest` names."""
+    return Path(folder) / (Path(folder) / "latest").read_text().strip()
+
+
 class Workshop:
     def __init__(self, folder, binary):
         self.folder = Path(folder)

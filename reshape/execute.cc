@@ -8,14 +8,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "checkpoint/container.h"
 #include "checkpoint/file.h"
 #include "checkpoint/tensor.h"
 #include "reshape/fill.h"
+#include "reshape/threads.h"
 
 namespace reshape {
 namespace {
@@ -48,8 +47,7 @@ struct FileWork {
 };
 
 int32_t ThreadCount(const ExecuteOptions& options) {
-  const auto cores = static_cast<int32_t>(std::max(1U, std::thread::hardware_concurrency()));
-  return std::clamp(options.threads > 0 ? options.threads : cores, 1, 256);
+  return std::min(reshape::ThreadCount(options.threads), 256);
 }
 
 int64_t WindowBytes(const ExecuteOptions& options) {
@@ -92,30 +90,16 @@ class Executor {
     std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) {
       return plan_.files[a].bytes > plan_.files[b].bytes;
     });
-    std::vector<std::thread> threads;
-    StartThreads(threads);
-    WorkOff();
-    for (std::thread& thread : threads) thread.join();
+    size_t jobs = 0;
+    for (const size_t file : order_) jobs += work_[file].jobs.size();
+    RunOnThreads(
+        std::min(static_cast<size_t>(ThreadCount(options_)), jobs), [this] { WorkOff(); },
+        options_.before_thread);
     if (error_) return std::move(*error_);
     return checkpoint::Done{};
   }
 
  private:
-  // As many as there is work for, or fewer where the system gives no more.
-  void StartThreads(std::vector<std::thread>& threads) {
-    size_t jobs = 0;
-    for (const size_t file : order_) jobs += work_[file].jobs.size();
-    const auto count = std::min<size_t>(static_cast<size_t>(ThreadCount(options_)), jobs);
-    for (size_t i = 1; i < count; ++i) {
-      try {
-        if (options_.before_thread) options_.before_thread();
-        threads.emplace_back([this] { WorkOff(); });
-      } catch (const std::system_error&) {
-        return;
-      }
-    }
-  }
-
   Status MakeFolders() {
     for (const FilePlan& file : plan_.files) {
       std::error_code error;

@@ -52,6 +52,7 @@ set(RESHAPE_SOURCES
   target_universal.cc
   target_universal_info.cc
   target_weights.cc
+  threads.cc
   wrapper.cc
 )
 set(RESHAPE_TESTS

@@ -4,12 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <functional>
-#include <system_error>
-#include <thread>
 
 #include "reshape/derive_order.h"
+#include "reshape/threads.h"
 
 namespace reshape {
 namespace {
@@ -176,29 +173,12 @@ RankOutcome NameRank(const Source& source, ModelRank& rank) {
   return outcome;
 }
 
-// Calls `work` with every index below `count`, on as many threads as there are cores.
-void ForEachInParallel(size_t count, const std::function<void(size_t)>& work) {
-  std::atomic<size_t> next{0};
-  const auto run = [&] {
-    for (size_t i = next++; i < count; i = next++) work(i);
-  };
-  std::vector<std::thread> threads;
-  const size_t wanted = std::min<size_t>(std::max(1U, std::thread::hardware_concurrency()), count);
-  try {
-    for (size_t i = 1; i < wanted; ++i) threads.emplace_back(run);
-  } catch (const std::system_error&) {
-    // No more threads to be had: those there are, and this one, do the work.
-  }
-  run();
-  for (std::thread& thread : threads) thread.join();
-}
-
 }  // namespace
 
 Status NameGroups(Source& source) {
   if (source.named) return DecideMaps(source);
   std::vector<RankOutcome> outcomes(source.ranks.size());
-  ForEachInParallel(outcomes.size(),
+  ForEachInParallel(outcomes.size(), /*threads=*/0,
                     [&](size_t i) { outcomes[i] = NameRank(source, source.ranks[i]); });
   for (RankOutcome& outcome : outcomes) {
     if (outcome.error) return std::move(*outcome.error);
