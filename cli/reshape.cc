@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "checkpoint/file.h"
 #include "cli/certify_step.h"
 #include "cli/command.h"
 #include "cli/options.h"
@@ -138,11 +139,45 @@ int CertifyTarget(const ReshapeFlags& flags) {
   return CertifyAndReport(step);
 }
 
+// The step folder that --universal means: the one latest_universal names. A source that is a step
+// folder itself is what it is.
+checkpoint::Status FollowUniversal(const ReshapeFlags& flags, std::string& tag) {
+  if (!flags.declarations.universal || !tag.empty()) return checkpoint::Done{};
+  const std::filesystem::path run = flags.source;
+  auto text = checkpoint::ReadSmallFile(run / "latest_universal", 4096);
+  std::error_code code;
+  if (!text.ok() && std::filesystem::exists(run / "latest", code)) {
+    return checkpoint::Error{checkpoint::ErrorCode::kMissingFile, "no readable latest_universal",
+                             "a run folder with a universal folder beside its steps",
+                             (run / "latest_universal").string(),
+                             "Leave --universal out to reshape the native files."};
+  }
+  if (!text.ok()) return checkpoint::Done{};
+  tag = text.value().substr(0, text.value().find_last_not_of(" \r\n") + 1);
+  return checkpoint::Done{};
+}
+
+// Reports that this call would never write.
+checkpoint::Status CheckReportsAreWritten(const ReshapeFlags& flags) {
+  const bool asked =
+      !flags.reports.json.empty() || !flags.reports.html.empty() || !flags.reports.junit.empty();
+  if (!asked || (!flags.dry_run && !flags.no_certify && !flags.list_targets))
+    return checkpoint::Done{};
+  return checkpoint::Error{
+      checkpoint::ErrorCode::kUsage, "a report is asked for, but nothing is certified",
+      "--certificate, --html and --junit without --no-certify, --dry-run and --list-targets",
+      "reshape", "Leave one of them out; `certify` writes reports of a target that is there."};
+}
+
 int RunReshape(const ReshapeFlags& flags) {
   reshape::ReshapeOptions options;
+  const auto reports = CheckReportsAreWritten(flags);
+  if (!reports.ok()) return ReportError(reports.error(), flags.json);
   auto read = ToReadOptions(flags.declarations, flags.goal);
   if (!read.ok()) return ReportError(read.error(), flags.json);
   options.read = std::move(read).value();
+  const auto followed = FollowUniversal(flags, options.read.tag);
+  if (!followed.ok()) return ReportError(followed.error(), flags.json);
   auto goal = ToTargetSpec(flags.goal);
   if (!goal.ok()) return ReportError(goal.error(), flags.json);
   options.target = std::move(goal).value();

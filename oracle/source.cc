@@ -233,10 +233,18 @@ void DropSurplus(Source& source) {
   });
 }
 
-std::string TagOf(const std::filesystem::path& path, const OpenOptions& options) {
+// The folder that latest_universal names, where that is asked for; a step folder is what it is.
+Result<std::string> TagOf(const std::filesystem::path& path, const OpenOptions& options) {
   if (!options.universal || !options.tag.empty()) return options.tag;
   auto text = checkpoint::ReadSmallFile(path / "latest_universal", 4096);
-  if (!text.ok()) return options.tag;
+  if (!text.ok()) {
+    std::error_code code;
+    if (!std::filesystem::exists(path / "latest", code)) return options.tag;
+    return Error{ErrorCode::kMissingFile, "no readable latest_universal",
+                 "a run folder with a universal folder beside its steps",
+                 (path / "latest_universal").string(),
+                 "Leave --universal out to read the native files."};
+  }
   std::string tag = text.value();
   while (!tag.empty() && (tag.back() == '\n' || tag.back() == ' ' || tag.back() == '\r'))
     tag.pop_back();
@@ -247,7 +255,8 @@ std::string TagOf(const std::filesystem::path& path, const OpenOptions& options)
 
 Result<Source> OpenSource(const std::filesystem::path& path, const OpenOptions& options) {
   Source source;
-  CK_TRY(source.folder, checkpoint::OpenStepFolder(path, TagOf(path, options)));
+  CK_TRY(const std::string tag, TagOf(path, options));
+  CK_TRY(source.folder, checkpoint::OpenStepFolder(path, tag));
   CK_DO(RefuseUnsupported(source));
   CK_DO(OpenFiles(source));
   if (source.folder.universal) CK_DO(OpenUniversalFiles(source));

@@ -81,6 +81,13 @@ TEST(LegalityTest, GenericPipelinesNeedCutsForOtherStages) {
   const auto inner = Resolve(source, spec);
   ASSERT_TRUE(inner.ok());
   EXPECT_EQ(inner.value().cuts, (std::vector<int64_t>{0, 1, 3, 4}));
+  source.cuts = {0, 2, 6};  // the last two layers have no parameters
+  spec.cuts = {0, 1, 3, 4};
+  const auto short_end = Resolve(source, spec);
+  ASSERT_TRUE(short_end.ok());
+  EXPECT_EQ(short_end.value().cuts, (std::vector<int64_t>{0, 1, 3, 6}));
+  spec.cuts = {0, 1, 2, 3};
+  EXPECT_EQ(CodeOf(source, spec), ErrorCode::kUsage);
   spec.cuts = {0, 3, 3, 4};
   EXPECT_EQ(CodeOf(source, spec), ErrorCode::kUsage);
   EXPECT_EQ(WhyUnreachable(source, {.pipeline_parallel_size = 1}), "");

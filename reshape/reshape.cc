@@ -63,12 +63,16 @@ Status CheckDestination(const Inventory& source, const fs::path& destination) {
                  destination.string(),
                  "Nothing that exists is overwritten: name another target, or move this one away."};
   }
-  const fs::path parent = fs::weakly_canonical(destination, error);
-  const fs::path step = fs::weakly_canonical(source.folder.step_folder, error);
-  const auto [end, rest] = std::mismatch(step.begin(), step.end(), parent.begin(), parent.end());
-  if (end != step.end()) return checkpoint::Done{};
-  return Error{ErrorCode::kUsage, "a target inside the source's step folder", "a folder elsewhere",
-               destination.string(), "Name another target."};
+  // A run folder that was not given, and has no `latest`, is just the folder the step lies in.
+  const bool whole_run = !source.folder.run_files.empty();
+  const fs::path wanted = fs::weakly_canonical(destination, error);
+  const fs::path kept =
+      fs::weakly_canonical(whole_run ? source.folder.run_folder : source.folder.step_folder, error);
+  const auto [end, rest] = std::mismatch(kept.begin(), kept.end(), wanted.begin(), wanted.end());
+  if (end != kept.end()) return checkpoint::Done{};
+  return Error{ErrorCode::kUsage, "a target inside the source's folder " + kept.string(),
+               "a folder elsewhere: the source is only read", destination.string(),
+               "Name another target."};
 }
 
 ReshapeReport MakeReport(const Inventory& source, const Target& target, const Plan& plan,

@@ -129,6 +129,15 @@ TEST_F(ReshapeTest, TargetInsideTheSourceIsRefused) {
   const auto report = Reshape(folder_ / "source", folder_ / "source/global_step4/out", Options(3));
   ASSERT_FALSE(report.ok());
   EXPECT_EQ(report.error().code, ErrorCode::kUsage);
+  for (const char* target : {"source/out", "source/./sub/out"}) {
+    const auto beside = Reshape(folder_ / "source", folder_ / target, Options(3));
+    ASSERT_FALSE(beside.ok()) << target;
+    EXPECT_EQ(beside.error().code, ErrorCode::kUsage);
+  }
+  const auto from_step =
+      Reshape(folder_ / "source/global_step4", folder_ / "source/global_step9", Options(3));
+  ASSERT_FALSE(from_step.ok());
+  EXPECT_EQ(from_step.error().code, ErrorCode::kUsage);
 }
 
 TEST_F(ReshapeTest, ForeignPartialFolderIsLeftAlone) {

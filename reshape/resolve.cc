@@ -1,6 +1,7 @@
 #include "reshape/resolve.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -139,25 +140,31 @@ Status ResolveVocabulary(const Inventory& source, ResolvedTarget& target) {
 Status GivenCuts(const Inventory& source, const TargetSpec& spec, ResolvedTarget& target) {
   target.cuts = spec.cuts;
   const auto stages = static_cast<size_t>(target.topology.pipeline_parallel_size);
-  int64_t end = source.cuts.empty() ? 0 : source.cuts.back();
+  // Layers without parameters may follow the last one that has some; no file says how many.
+  int64_t filled = 0;
   for (const LogicalTensor& tensor : source.tensors) {
-    for (const int64_t layer : tensor.layers) end = std::max(end, layer + 1);
+    for (const int64_t layer : tensor.layers) filled = std::max(filled, layer + 1);
   }
+  const int64_t end = std::max(filled, source.cuts.empty() ? 0 : source.cuts.back());
   // Inner boundaries alone are enough: the first is 0, the last behind all layers.
   if (target.cuts.size() + 1 == stages) {
     target.cuts.insert(target.cuts.begin(), 0);
     target.cuts.push_back(end);
   }
+  if (target.cuts.size() == stages + 1 && target.cuts.back() >= filled)
+    target.cuts.back() = std::max(target.cuts.back(), end);
   const bool ascending = std::adjacent_find(target.cuts.begin(), target.cuts.end(),
                                             std::greater_equal<>()) == target.cuts.end();
   if (target.cuts.size() == stages + 1 && ascending && target.cuts.front() == 0 &&
       target.cuts.back() >= end) {
     return checkpoint::Done{};
   }
-  return Error{ErrorCode::kUsage, fmt::format("{} cuts", spec.cuts.size()),
-               fmt::format("{} ascending layer numbers from 0 to {} at least, or the {} inner ones",
-                           stages + 1, end, stages - 1),
-               "--cuts", "Stage s owns the layers from cut s up to, not including, cut s + 1."};
+  return Error{
+      ErrorCode::kUsage, fmt::format("{}", fmt::join(spec.cuts, ",")),
+      fmt::format("{} ascending layer numbers, the first 0 and the last {} or more, or only "
+                  "the {} between them",
+                  stages + 1, filled, stages - 1),
+      "--cuts", "Stage s owns the layers from cut s up to, not including, cut s + 1."};
 }
 
 Status ResolveCuts(const Inventory& source, const TargetSpec& spec, ResolvedTarget& target) {

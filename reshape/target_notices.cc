@@ -218,9 +218,11 @@ void AddFormNotices(TargetBuilder& builder) {
   const bool recut = builder.pipeline() && builder.choice.cuts != source.cuts;
   if (recut) {
     std::string cuts;
-    for (const int64_t cut : builder.choice.cuts)
-      cuts += (cuts.empty() ? "" : ", ") + std::to_string(cut);
-    builder.Notify("stage-cuts", "Pipeline stages begin at layers " + cuts + ".");
+    for (size_t stage = 0; stage + 1 < builder.choice.cuts.size(); ++stage)
+      cuts += (cuts.empty() ? "" : ", ") + std::to_string(builder.choice.cuts[stage]);
+    builder.Notify("stage-cuts", "Pipeline stages begin at layers " + cuts +
+                                     "; the last ends before layer " +
+                                     std::to_string(builder.choice.cuts.back()) + ".");
   }
 }
 
