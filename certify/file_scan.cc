@@ -1,15 +1,12 @@
 #include "certify/file_scan.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <system_error>
 #include <utility>
 
 #include "certify/format.h"
+#include "certify/hash.h"
 #include "certify/parallel.h"
 #include "checkpoint/directory.h"
 #include "checkpoint/file.h"
@@ -81,14 +78,6 @@ void AddToRecords(std::span<const std::byte> block, int64_t block_offset,
   }
 }
 
-std::string Hex128(XXH128_hash_t hash) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, hash);
-  std::string hex;
-  for (const unsigned char byte : canonical.digest) hex += Format("{:02x}", byte);
-  return hex;
-}
-
 // Digest and record sums in one pass over the mapped file.
 checkpoint::Status ReadThrough(const checkpoint::MappedFile& mapped,
                                const checkpoint::TorchFile* torch, ScannedFile& scanned) {
@@ -98,23 +87,18 @@ checkpoint::Status ReadThrough(const checkpoint::MappedFile& mapped,
   std::sort(records.begin(), records.end(), [](const RunningRecord& a, const RunningRecord& b) {
     return a.record->payload_offset < b.record->payload_offset;
   });
-  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
-                                                                              XXH3_freeState);
-  if (state == nullptr)
-    return Error{ErrorCode::kLimitExceeded, "no memory for a hash", "1 kB", scanned.digest.name,
-                 "Free some memory."};
-  XXH3_128bits_reset(state.get());
+  RunningXxh3 hash;
   const std::span<const std::byte> bytes = mapped.bytes();
   const auto total = static_cast<int64_t>(bytes.size());
   size_t next = 0;
   for (int64_t offset = 0; offset < total; offset += kBlockBytes) {
     const auto block = bytes.subspan(static_cast<size_t>(offset),
                                      static_cast<size_t>(std::min(kBlockBytes, total - offset)));
-    XXH3_128bits_update(state.get(), block.data(), block.size());
+    hash.Add(block);
     AddToRecords(block, offset, records, next);
   }
   scanned.digest.bytes = total;
-  scanned.digest.xxh3_128 = Hex128(XXH3_128bits_digest(state.get()));
+  scanned.digest.xxh3_128 = hash.Hex();
   for (const RunningRecord& running : records) {
     ++scanned.records_checked;
     if (running.crc32 != running.record->crc32)

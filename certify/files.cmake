@@ -32,8 +32,10 @@ set(CERTIFY_SOURCES
   s6_counters.cc
   s7_groups.cc
   s8_containers.cc
+  scan_floats.cc
   states_equal.cc
   subject.cc
+  tensor_memory.cc
   tree_bits.cc
   xml_text.cc
 )
@@ -58,7 +60,9 @@ set(CERTIFY_TESTS
   r7_rest_test.cc
   report_test.cc
   root_cause_test.cc
+  scan_floats_test.cc
   schema_check.cc
   subject_test.cc
+  tensor_memory_test.cc
   tree_bits_test.cc
 )

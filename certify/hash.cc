@@ -1,11 +1,14 @@
 #include "certify/hash.h"
 
-#define XXH_INLINE_ALL
 #include <openssl/evp.h>
+#ifdef __x86_64__
+#include <xxh_x86dispatch.h>  // picks the widest vectors that the processor has
+#else
 #include <xxhash.h>
+#endif
 
 #include <array>
-#include <memory>
+#include <new>
 
 #include "certify/format.h"
 #include "checkpoint/status.h"
@@ -19,10 +22,14 @@ std::string Hex(std::span<const unsigned char> digest) {
   return hex;
 }
 
-std::string Xxh3(std::span<const std::byte> bytes) {
+std::string Hex(XXH128_hash_t hash) {
   XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes.data(), bytes.size()));
+  XXH128_canonicalFromHash(&canonical, hash);
   return Hex(canonical.digest);
+}
+
+std::string Xxh3(std::span<const std::byte> bytes) {
+  return Hex(XXH3_128bits(bytes.data(), bytes.size()));
 }
 
 std::string Sha256(std::span<const std::byte> bytes) {
@@ -52,6 +59,21 @@ std::string HashHex(HashAlgorithm algorithm, std::span<const std::byte> bytes) {
 
 std::string HashHex(HashAlgorithm algorithm, std::string_view text) {
   return HashHex(algorithm, std::as_bytes(std::span<const char>(text.data(), text.size())));
+}
+
+RunningXxh3::RunningXxh3() : state_(XXH3_createState()) {
+  if (state_ == nullptr) throw std::bad_alloc();
+  XXH3_128bits_reset(static_cast<XXH3_state_t*>(state_));
+}
+
+RunningXxh3::~RunningXxh3() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
+
+void RunningXxh3::Add(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state_), bytes.data(), bytes.size());
+}
+
+std::string RunningXxh3::Hex() const {
+  return certify::Hex(XXH3_128bits_digest(static_cast<const XXH3_state_t*>(state_)));
 }
 
 }  // namespace certify

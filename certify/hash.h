@@ -19,4 +19,19 @@ std::string_view HashAlgorithmName(HashAlgorithm algorithm);
 std::string HashHex(HashAlgorithm algorithm, std::span<const std::byte> bytes);
 std::string HashHex(HashAlgorithm algorithm, std::string_view text);
 
+// XXH3-128 of bytes that come in parts.
+class RunningXxh3 {
+ public:
+  RunningXxh3();
+  ~RunningXxh3();
+  RunningXxh3(const RunningXxh3&) = delete;
+  RunningXxh3& operator=(const RunningXxh3&) = delete;
+
+  void Add(std::span<const std::byte> bytes);
+  std::string Hex() const;
+
+ private:
+  void* state_;
+};
+
 }  // namespace certify

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+#include <vector>
+
 namespace certify {
 namespace {
 
@@ -21,6 +24,17 @@ TEST(HashTest, NamesGoBothWays) {
   EXPECT_EQ(HashAlgorithmFromName("sha256"), HashAlgorithm::kSha256);
   EXPECT_EQ(HashAlgorithmFromName("xxh3-128"), HashAlgorithm::kXxh3_128);
   EXPECT_FALSE(HashAlgorithmFromName("md5"));
+}
+
+TEST(HashTest, PartsGiveTheSumOfTheWhole) {
+  std::vector<std::byte> bytes(100000);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 256);
+  RunningXxh3 running;
+  EXPECT_EQ(running.Hex(), HashHex(HashAlgorithm::kXxh3_128, std::string_view()));
+  const std::span<const std::byte> all(bytes);
+  for (const auto& [begin, count] : {std::pair<size_t, size_t>{0, 1}, {1, 70000}, {70001, 29999}})
+    running.Add(all.subspan(begin, count));
+  EXPECT_EQ(running.Hex(), HashHex(HashAlgorithm::kXxh3_128, all));
 }
 
 }  // namespace

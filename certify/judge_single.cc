@@ -9,6 +9,7 @@
 
 #include "certify/parallel.h"
 #include "certify/single_laws.h"
+#include "certify/tensor_memory.h"
 
 namespace certify {
 namespace {
@@ -155,6 +156,7 @@ checkpoint::Result<std::vector<LawResult>> JudgeSingle(const Subject& subject,
   for (const Piece& piece : pieces)
     largest = std::max(largest, NumelOfShape(subject.tensors()[piece.index].shape));
   parallel.bytes_at_once = kLargestBytes * largest + kBytesBeside;
+  const KeptTensorMemory kept(parallel.bytes_at_once);
   CK_DO(ParallelFor(static_cast<int64_t>(pieces.size()), parallel,
                     [&](int64_t item) -> checkpoint::Status {
                       sweep.Visit(pieces[static_cast<size_t>(item)]);

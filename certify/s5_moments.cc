@@ -13,11 +13,11 @@
 
 #include "certify/compare_bits.h"
 #include "certify/format.h"
+#include "certify/scan_floats.h"
 #include "certify/single_laws.h"
 
 // Last, because libtorch has a macro CHECK of its own.
 #include <ATen/Tensor.h>
-#include <ATen/ops/aminmax.h>
 
 namespace certify {
 namespace {
@@ -29,34 +29,18 @@ bool IsMoment(const std::string& state) {
   return state == oracle::kExpAvg || state == oracle::kExpAvgSq;
 }
 
-struct Scan {
-  int64_t not_finite = 0, negative = 0, zeros = 0;
-};
-
-Scan ScanOneByOne(const at::Tensor& value) {
-  Scan scan;
+FloatCounts ScanValues(const at::Tensor& value) {
+  const auto numel = static_cast<size_t>(value.numel());
+  if (DTypeOf(value) == checkpoint::DType::kFloat32)
+    return CountFloats({value.const_data_ptr<float>(), numel});
+  FloatCounts counts;
   for (int64_t i = 0; i < value.numel(); ++i) {
     const double element = ElementAsDouble(value, i);
-    scan.zeros += element == 0 ? 1 : 0;
-    scan.negative += element < 0 ? 1 : 0;
-    scan.not_finite += std::isfinite(element) ? 0 : 1;
+    counts.zeros += element == 0 ? 1 : 0;
+    counts.negative += element < 0 ? 1 : 0;
+    counts.not_finite += std::isfinite(element) ? 0 : 1;
   }
-  return scan;
-}
-
-// libtorch finds extremes and counts zeros at the speed of memory; only what looks wrong is counted
-// one by one.
-Scan ScanValues(const at::Tensor& value, bool may_be_negative) {
-  if (value.numel() == 0) return {};
-  if (DTypeOf(value) != checkpoint::DType::kFloat32) return ScanOneByOne(value);
-  const auto [low, high] = at::aminmax(value);
-  const auto lowest = low.item<float>(), highest = high.item<float>();  // NaN if any element is
-  const bool sane =
-      std::isfinite(lowest) && std::isfinite(highest) && (may_be_negative || lowest >= 0);
-  if (!sane) return ScanOneByOne(value);
-  Scan scan;
-  if (lowest <= 0) scan.zeros = value.numel() - value.count_nonzero().item<int64_t>();
-  return scan;
+  return counts;
 }
 
 int64_t FirstWhere(const at::Tensor& value, bool negative) {
@@ -90,7 +74,7 @@ void MomentsSane::Visit(size_t index, const std::string& state,
   if (!IsMoment(state)) return;
   const oracle::TensorInfo& info = subject_.tensors()[index];
   const at::Tensor& value = assembled.value;
-  const Scan scan = ScanValues(value, state == oracle::kExpAvg);
+  const FloatCounts scan = ScanValues(value);
   report_.Compared(value.numel());
   const auto add = [&](std::string kind, int64_t count, bool negative, const char* what) {
     Finding finding = AboutMoment(info, state, std::move(kind));
