@@ -123,6 +123,7 @@ class ZipFile {
                    "at most " + std::to_string(kPickleBytesMax), where,
                    "Checkpoints have far smaller object trees."};
     }
+    file_->Prefetch(record->payload_offset, record->payload_bytes);
     CK_TRY(const auto bytes, Checked(*record));
     const StorageResolver resolve = [this](const Value& pid) { return Resolve(pid); };
     CK_TRY(PickleResult result, ReadPickle(bytes, resolve, where));
@@ -171,11 +172,9 @@ bool StartsWith(std::span<const std::byte> bytes, std::string_view text) {
          std::string_view(reinterpret_cast<const char*>(bytes.data()), text.size()) == text;
 }
 
-}  // namespace
-
-Result<TorchFile> OpenTorchFile(const std::filesystem::path& path) {
-  CK_TRY(const std::shared_ptr<const MappedFile> file, MappedFile::Open(path));
+Result<TorchFile> ReadContainer(const std::shared_ptr<const MappedFile>& file) {
   const auto bytes = file->bytes();
+  const std::filesystem::path& path = file->path();
   const std::string_view kZip("PK\x03\x04", 4);
   if (StartsWith(bytes, kZip)) {
     CK_TRY(ZipIndex index, ReadZipIndex(bytes, path.string()));
@@ -191,6 +190,22 @@ Result<TorchFile> OpenTorchFile(const std::filesystem::path& path) {
                "a file that torch.save wrote", path.string(),
                "Check that this is a checkpoint file, and that its transfer did not replace it by "
                "an error page."};
+}
+
+}  // namespace
+
+Result<TorchFile> OpenTorchFile(const std::filesystem::path& path) {
+  CK_TRY(const std::shared_ptr<const MappedFile> file, MappedFile::Open(path));
+  // What is read here lies in small places all over the file. Reading ahead around each of them
+  // would fetch more tensor bytes than all metadata, and most of a checkpoint of small tensors.
+  constexpr int64_t kEndsBytes = 64 << 10;  // where most directories and pickles lie
+  file->Expect(MappedFile::Access::kScattered);
+  file->Prefetch(0, kEndsBytes);
+  file->Prefetch(std::max<int64_t>(0, static_cast<int64_t>(file->bytes().size()) - kEndsBytes),
+                 kEndsBytes);
+  Result<TorchFile> read = ReadContainer(file);
+  file->Expect(MappedFile::Access::kInOrder);
+  return read;
 }
 
 }  // namespace checkpoint

@@ -1,7 +1,11 @@
 #include "checkpoint/container.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <set>
 
 #include "checkpoint/test_support.h"
@@ -167,6 +171,44 @@ TEST(ContainerTest, DamagedTensorOpensAndIsFoundByCrc) {
   EXPECT_EQ(tally.error().code, ErrorCode::kChecksumMismatch);
   EXPECT_NE(tally.error().where.find("record data/1"), std::string::npos);
   EXPECT_NE(tally.error().found, tally.error().expected);
+}
+
+// Pages of the file that the kernel holds, after those of its writing were dropped.
+int64_t CachedBytesAfterOpen(const std::filesystem::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY);
+  EXPECT_EQ(::fsync(descriptor), 0);
+  EXPECT_EQ(::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED), 0);
+  ::close(descriptor);
+  const auto file = OpenTorchFile(path).value().file;
+  const int64_t page = ::sysconf(_SC_PAGESIZE);
+  std::vector<unsigned char> cached((file->bytes().size() + static_cast<size_t>(page) - 1) /
+                                    static_cast<size_t>(page));
+  EXPECT_EQ(::mincore(const_cast<std::byte*>(file->bytes().data()), file->bytes().size(),
+                      cached.data()),
+            0);
+  return page * std::count_if(cached.begin(), cached.end(), [](auto flags) { return flags & 1; });
+}
+
+TEST(ContainerTest, OpeningReadsNoTensorBytesAhead) {
+  const TemporaryFolder folder;
+  constexpr int kTensors = 20;
+  constexpr int64_t kTensorBytes = 4 << 20;
+  std::vector<Value> tensors;
+  for (int i = 0; i < kTensors; ++i) {
+    const auto storage = std::make_shared<Storage>();
+    storage->dtype = DType::kUInt8;
+    storage->numel = kTensorBytes;
+    TensorView view;
+    view.storage = storage;
+    view.shape = {kTensorBytes};
+    view.strides = {1};
+    tensors.push_back(MakeTensor(view));
+  }
+  ASSERT_TRUE(WriteTorchFile(folder / "large.pt", MakeList(tensors), StringMemo::kByContent,
+                             [](const Storage&, std::span<std::byte>) {})
+                  .ok());
+  // A page or two at each of 20 records, 64 KiB at either end.
+  EXPECT_LE(CachedBytesAfterOpen(folder / "large.pt"), 2 << 20);
 }
 
 TEST(ContainerTest, DamagedPickleIsFoundByOpen) {

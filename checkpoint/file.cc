@@ -214,6 +214,23 @@ void MappedFile::Release(int64_t offset, int64_t count) const {
                   MADV_DONTNEED);
 }
 
+void MappedFile::Expect(Access access) const {
+  if (begin_ == nullptr) return;
+  (void)::madvise(const_cast<std::byte*>(begin_), bytes_,
+                  access == Access::kScattered ? MADV_RANDOM : MADV_NORMAL);
+}
+
+void MappedFile::Prefetch(int64_t offset, int64_t count) const {
+  CHECK(offset >= 0, << "offset=" << offset);
+  CHECK(count >= 0, << "count=" << count);
+  static const int64_t page = ::sysconf(_SC_PAGESIZE);
+  const int64_t begin = offset / page * page;
+  const int64_t end = std::min(offset + count, static_cast<int64_t>(bytes_));
+  if (begin >= end) return;
+  (void)::madvise(const_cast<std::byte*>(begin_) + begin, static_cast<size_t>(end - begin),
+                  MADV_WILLNEED);
+}
+
 Status MappedFile::CheckUnchanged() const {
   struct stat status {};
   if (StatPath(path_, &status) != 0) return SystemError(errno, "read the size again", path_);

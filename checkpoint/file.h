@@ -36,6 +36,12 @@ class MappedFile {
   // memory stays bounded. Whole pages that the range touches are dropped; reading them again is
   // correct and costs a page fault.
   void Release(int64_t offset, int64_t count) const;
+  // How the file is going to be touched. kScattered: the kernel reads the touched pages alone, not
+  // the megabytes around them. kInOrder, as after Open: it reads ahead.
+  enum class Access { kScattered, kInOrder };
+  void Expect(Access access) const;
+  // Asks the kernel to read [offset, offset + count), as far as it lies in the file, in one go.
+  void Prefetch(int64_t offset, int64_t count) const;
   // Size, modification time or identity of the file at path() changed since Open: kInconsistent.
   // Gone: kNotFound.
   Status CheckUnchanged() const;

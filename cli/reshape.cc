@@ -91,7 +91,13 @@ int ListTargets(const ReshapeFlags& flags, const reshape::ReshapeOptions& option
   return kExitDone;
 }
 
-nlohmann::ordered_json ReportJson(const reshape::ReshapeReport& report) {
+// Anonymous memory: measured where something was written. A dry run adds the buffers of the copy to
+// what it holds itself, the object trees and the plan.
+int64_t MemoryOf(const reshape::ReshapeReport& report, bool dry_run) {
+  return report.anonymous_bytes_peak + (dry_run ? report.peak_bytes_estimate : 0);
+}
+
+nlohmann::ordered_json ReportJson(const reshape::ReshapeReport& report, bool dry_run) {
   const auto topology = [](const reshape::Topology& of) {
     return nlohmann::ordered_json{{"tp", of.tensor_parallel_size},
                                   {"pp", of.pipeline_parallel_size},
@@ -109,7 +115,8 @@ nlohmann::ordered_json ReportJson(const reshape::ReshapeReport& report) {
           {"bytes", report.bytes},
           {"tensors", report.tensors},
           {"copies", report.copies},
-          {"memory_bytes", report.peak_bytes_estimate},
+          {"memory_bytes", MemoryOf(report, dry_run)},
+          {"sums_checked", report.sums_checked},
           {"notices", notices}};
 }
 
@@ -117,8 +124,8 @@ void PrintReport(const ReshapeFlags& flags, const reshape::ReshapeReport& report
   fmt::print("{} -> {}: {} files, {}, {} tensors in {} copies, about {} of memory{}\n",
              TopologyName(report.source_topology), TopologyName(report.target_topology),
              report.files, Bytes(report.bytes), report.tensors, report.copies,
-             Bytes(report.peak_bytes_estimate),
-             flags.dry_run ? " (dry run: nothing written)" : ", written to " + flags.target);
+             Bytes(MemoryOf(report, flags.dry_run)),
+             flags.dry_run ? " (dry run: nothing written, no sums of the source checked)" : ", written to " + flags.target);
   PrintNotices(report.notices);
 }
 
@@ -197,7 +204,7 @@ int RunReshape(const ReshapeFlags& flags) {
   if (!report.ok()) return ReportError(report.error(), flags.json);
   const bool certifies = !flags.dry_run && !flags.no_certify;
   if (!flags.json) PrintReport(flags, report.value());
-  if (flags.json && !certifies) PrintJson(ReportJson(report.value()));
+  if (flags.json && !certifies) PrintJson(ReportJson(report.value(), flags.dry_run));
   return certifies ? CertifyTarget(flags) : kExitDone;
 }
 

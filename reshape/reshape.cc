@@ -166,9 +166,10 @@ Result<ReshapeReport> Reshape(const fs::path& source_path, const fs::path& desti
   execute.flush = options.flush;
   ReshapeReport report = MakeReport(source, target, plan, execute);
   report.anonymous_bytes_peak = ReadMemoryUse().anonymous_bytes;
+  if (options.dry_run) return report;
   if (options.check_sums) CK_DO(CheckSourceSums(source, options.threads));
-  if (!options.dry_run)
-    CK_DO(WriteTarget({source, target, plan, options}, folder, execute, report));
+  report.sums_checked = options.check_sums;
+  CK_DO(WriteTarget({source, target, plan, options}, folder, execute, report));
   return report;
 }
 

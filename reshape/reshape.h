@@ -22,7 +22,7 @@ struct ReshapeOptions {
   ReadOptions read;
   TargetSpec target;
   bool dry_run = false;                           // plan and check everything, write nothing
-  bool check_sums = true;                         // CRC-32 of every record of the source, first
+  bool check_sums = true;                         // CRC-32 of every source record; no dry run does
   bool flush = true;                              // fsync files and folders before the name appears
   int32_t threads = 0;                            // 0: one per core
   std::function<void(const Progress&)> progress;  // called from one thread at a time
@@ -32,6 +32,7 @@ struct ReshapeReport {
   Topology source_topology, target_topology;
   std::string step_folder_name;  // tag in the target
   int64_t files = 0, bytes = 0, tensors = 0, copies = 0;
+  bool sums_checked = false;         // of the source
   int64_t files_continued = 0;       // finished by an earlier call that was interrupted
   int64_t peak_bytes_estimate = 0;   // anonymous memory besides the object trees and the plan
   int64_t anonymous_bytes_peak = 0;  // measured (memory_use.h), object trees and plan included

@@ -12,6 +12,7 @@
 #include "checkpoint/file.h"
 #include "reshape/memory_use.h"
 #include "reshape/plan_fixture.h"
+#include "reshape/source_files.h"
 
 namespace reshape {
 namespace {
@@ -92,6 +93,7 @@ TEST_F(ReshapeTest, ReportCountsWhatWasWritten) {
   };
   const auto report = Reshape(CorpusRun(kZero), folder_ / "out", options);
   ASSERT_TRUE(report.ok());
+  EXPECT_TRUE(report.value().sums_checked);
   const auto files = ContentOf(folder_ / "out");
   EXPECT_EQ(report.value().files, static_cast<int64_t>(files.size()));
   EXPECT_EQ(report.value().paths.size(), files.size());
@@ -111,6 +113,29 @@ TEST_F(ReshapeTest, DryRunWritesNothing) {
   ASSERT_TRUE(report.ok());
   EXPECT_GT(report.value().bytes, 0);
   EXPECT_TRUE(fs::is_empty(folder_));
+}
+
+TEST_F(ReshapeTest, DryRunReadsNoTensorBytes) {
+  fs::copy(CorpusRun(kZero), folder_ / "source", fs::copy_options::recursive);
+  const auto before = ReadInventory(folder_ / "source", {});
+  // Every tensor of every file is overwritten: whoever reads one sees it by its sum.
+  for (const SourceFile* file : SourceFiles(before.value())) {
+    std::fstream stream(file->name.path, std::ios::in | std::ios::out | std::ios::binary);
+    for (const checkpoint::Record& record : file->torch.records) {
+      if (!record.name.starts_with("data/")) continue;
+      stream.seekp(record.payload_offset);
+      stream << std::string(static_cast<size_t>(record.payload_bytes), '\x5a');
+    }
+  }
+  ReshapeOptions options = Options(3);
+  options.dry_run = true;
+  const auto planned = Reshape(folder_ / "source", folder_ / "out", options);
+  ASSERT_TRUE(planned.ok()) << planned.error().ToString();
+  EXPECT_FALSE(planned.value().sums_checked);
+  options.dry_run = false;
+  const auto written = Reshape(folder_ / "source", folder_ / "out", options);
+  ASSERT_FALSE(written.ok());
+  EXPECT_EQ(written.error().code, ErrorCode::kChecksumMismatch);
 }
 
 TEST_F(ReshapeTest, ExistingTargetsAreRefused) {
