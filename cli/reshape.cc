@@ -125,8 +125,19 @@ void PrintReport(const ReshapeFlags& flags, const reshape::ReshapeReport& report
              TopologyName(report.source_topology), TopologyName(report.target_topology),
              report.files, Bytes(report.bytes), report.tensors, report.copies,
              Bytes(MemoryOf(report, flags.dry_run)),
-             flags.dry_run ? " (dry run: nothing written, no sums of the source checked)" : ", written to " + flags.target);
+             flags.dry_run ? " (dry run: nothing written, no sums of the source checked)"
+                           : ", written to " + flags.target);
   PrintNotices(report.notices);
+}
+
+// What nobody looked at where nobody certifies.
+void AddUnjudgedNotice(const ReshapeFlags& flags, reshape::ReshapeReport& report) {
+  if (!flags.no_certify || flags.dry_run) return;
+  report.notices.push_back({"replicas-not-compared",
+                            "Nothing was certified: of what several ranks of the source hold, "
+                            "replicated weights alone were compared, masters and moments were "
+                            "not. `shardproof certify` does.",
+                            {}});
 }
 
 int CertifyTarget(const ReshapeFlags& flags) {
@@ -200,8 +211,9 @@ int RunReshape(const ReshapeFlags& flags) {
   options.flush = !flags.no_flush;
   options.threads = flags.declarations.threads;
   if (!flags.json) options.progress = TerminalProgress();
-  const auto report = reshape::Reshape(flags.source, flags.target, options);
+  auto report = reshape::Reshape(flags.source, flags.target, options);
   if (!report.ok()) return ReportError(report.error(), flags.json);
+  AddUnjudgedNotice(flags, report.value());
   const bool certifies = !flags.dry_run && !flags.no_certify;
   if (!flags.json) PrintReport(flags, report.value());
   if (flags.json && !certifies) PrintJson(ReportJson(report.value(), flags.dry_run));

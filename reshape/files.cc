@@ -215,10 +215,12 @@ Status ReadModelFiles(const FoundFiles& found, Source& source) {
     return Missing(inventory.folder, {ModelName(0)}, "one model file for each model-parallel rank");
   }
   CK_TRY(SourceFile first, OpenSourceFile(found.model.begin()->second));
+  CK_DO(CheckModelFile(first));
   CK_TRY(const Recorded recorded, ReadRecorded(first));
   CK_DO(SetModelParallelSizes(found, recorded, inventory));
   for (const auto& [mp_index, name] : found.model) {
     CK_TRY(SourceFile file, OpenSourceFile(name));
+    CK_DO(CheckModelFile(file));
     CK_TRY(const Recorded here, ReadRecorded(file));
     if (here.tensor != recorded.tensor || here.pipeline != recorded.pipeline ||
         here.data != recorded.data) {

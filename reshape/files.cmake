@@ -19,6 +19,7 @@ set(RESHAPE_SOURCES
   memory_use.cc
   module_names.cc
   naming.cc
+  one_checkpoint.cc
   optimizer_tree.cc
   other_targets.cc
   parallel_kind.cc
@@ -70,6 +71,7 @@ set(RESHAPE_TESTS
   layer_partition_test.cc
   legality_test.cc
   naming_test.cc
+  one_checkpoint_test.cc
   other_targets_test.cc
   partition_test.cc
   plan_fixture.cc

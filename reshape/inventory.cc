@@ -99,11 +99,14 @@ Result<Inventory> ReadInventory(const std::filesystem::path& path, const ReadOpt
   Source source;
   CK_TRY(source.inventory.folder, checkpoint::OpenStepFolder(path, options.tag));
   CK_DO(ReadSourceFiles(source));
+  CK_DO(CheckOneStep(source.inventory));
   CK_DO(CheckModelOptimizerCopy(source));
   CK_DO(ReadGroups(source));
+  CK_DO(CheckOneOptimizerStep(source));
   CK_DO(ChooseRules(options, source));
   CK_DO(ReadModulesAndNames(source));
   CK_DO(Assemble(options, source));
+  CK_DO(CheckReplicatedWeights(source));
   return std::move(source.inventory);
 }
 

@@ -149,6 +149,12 @@ struct Source {
 // files.cc: topology, layout, wrapper flags, all trees; inventory.folder is there already. Errors:
 // kMissingFile, kInconsistent, kUnsupported, readers'.
 checkpoint::Status ReadSourceFiles(Source& source);
+// one_checkpoint.cc: nothing that must be equal over ranks differs, in the order in which it can be
+// known. Errors: kInconsistent.
+checkpoint::Status CheckModelFile(const SourceFile& file);
+checkpoint::Status CheckOneStep(const Inventory& inventory);
+checkpoint::Status CheckOneOptimizerStep(const Source& source);
+checkpoint::Status CheckReplicatedWeights(const Source& source);
 // wrapper.cc: wrapper, stage, elastic and round-robin flags. Errors: kUnsupported.
 checkpoint::Status DetectWrapper(Inventory& inventory);
 // read_model.cc: ranks[].tensors. Needs named groups or stage cuts for the pipeline layout.
