@@ -111,15 +111,22 @@ checkpoint::Result<Judgement> VerifyCertificate(const nlohmann::ordered_json& ce
                                                 const std::filesystem::path& source,
                                                 const std::filesystem::path& target);
 
-// Digest per logical tensor and state, and one of the whole. Algorithms: "xxh3-128", "sha256".
+// Digest per logical tensor and state, and one of the whole, over records whose CRC-32 is right.
+// Algorithms: "xxh3-128", "sha256". "complete" is false, and the digest of all is
+// "whole_of_what_is_there", where something that this layout should hold is missing; "notices" say
+// what, and which tensors' digests stand on an assumed order of fused QKV. Errors: as Check, and
+// kChecksumMismatch, kMissingFile (a state of which a part is missing).
 checkpoint::Result<nlohmann::ordered_json> Digest(const std::filesystem::path& path,
                                                   const Declared& declared,
                                                   const std::string& algorithm);
 // inspect --json. "complete" is false where law S1 is broken: files missing, or of no rank.
 checkpoint::Result<nlohmann::ordered_json> Inspect(const std::filesystem::path& path,
                                                    const Declared& declared);
-// compare A B: differences in logical space, matched by canonical name; ulp, relative, first,
-// worst, constant factor.
+// compare A B: differences in logical space, matched by canonical name; share, ulp, first, worst,
+// constant factor. "verdict": "same", "different", or "undecided" where nothing differs but
+// something was not compared (fused QKV of another TP in an undeclared order, files missing).
+// Vocabulary padding rows are listed apart and never count. Errors: as Check, and
+// kChecksumMismatch.
 checkpoint::Result<nlohmann::ordered_json> Compare(const std::filesystem::path& a,
                                                    const std::filesystem::path& b,
                                                    const Declared& a_declared,

@@ -1,21 +1,24 @@
 // Differences between any two checkpoints in logical space, matched by canonical name.
+#include "certify/compare.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/Tensor.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "certify/certify.h"
-#include "certify/compare_bits.h"
+#include "certify/compare_state.h"
+#include "certify/format.h"
 #include "certify/json_text.h"
 #include "certify/pair_laws.h"
 #include "certify/parallel.h"
-#include "certify/subject.h"
+#include "certify/whole_files.h"
 
 namespace certify {
 namespace {
@@ -23,95 +26,9 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int64_t kBytesPerElement = 16;
-constexpr int64_t kFactorUlp = 8;  // a factor is known from one element only
 constexpr double kFactorSpread = 1e-5;
 constexpr double kSquareSpread = 1e-4;
 constexpr double kNormSpread = 0.2;
-
-// One state of one tensor on both sides.
-struct StateComparison {
-  std::string name, state, problem;  // problem: why it was not compared
-  Difference difference;
-  std::optional<double> factor;   // b is a times this, to a few ulp
-  double aa = 0, bb = 0, ab = 0;  // sums of squares and products, of float32 states
-};
-
-ordered_json NumberJson(double value) {
-  // JSON has no NaN and no infinity.
-  if (std::isfinite(value)) return value;
-  return NumberText(value);
-}
-
-ordered_json PlaceJson(int64_t index, double a, double b) {
-  return {{"index", index}, {"a", NumberJson(a)}, {"b", NumberJson(b)}};
-}
-
-void AddProducts(const at::Tensor& a, const at::Tensor& b, StateComparison& comparison) {
-  const auto* x = a.const_data_ptr<float>();
-  const auto* y = b.const_data_ptr<float>();
-  for (int64_t i = 0; i < a.numel(); ++i) {
-    const double left = x[i], right = y[i];
-    if (!std::isfinite(left) || !std::isfinite(right)) continue;
-    comparison.aa += left * left;
-    comparison.bb += right * right;
-    comparison.ab += left * right;
-  }
-}
-
-void CompareTensors(const at::Tensor& a, const at::Tensor& b, StateComparison& comparison) {
-  const auto rows = [](const at::Tensor& tensor) { return tensor.dim() == 0 ? 1 : tensor.size(0); };
-  at::Tensor x = a, y = b;
-  if (x.dim() != y.dim() || (x.dim() > 0 && x.sizes().slice(1) != y.sizes().slice(1))) {
-    comparison.problem = "shapes differ: (" + ShapeText(x.sizes().vec()) + ") and (" +
-                         ShapeText(y.sizes().vec()) + ")";
-    return;
-  }
-  if (rows(x) != rows(y)) {
-    const int64_t common = std::min(rows(x), rows(y));
-    comparison.problem = "only the first " + std::to_string(common) + " rows are on both sides";
-    x = x.narrow(0, 0, common);
-    y = y.narrow(0, 0, common);
-  }
-  if (x.scalar_type() == y.scalar_type()) {
-    comparison.difference = CompareBits(x, y);
-  } else if (IsSmallFloat(x) && IsSmallFloat(y)) {
-    // The wider side rounded to the other's type.
-    const bool x_is_wider = DTypeOf(x) == checkpoint::DType::kFloat32;
-    comparison.difference =
-        x_is_wider ? CompareConverted(x, y, false) : CompareConverted(y, x, false);
-    comparison.problem = "types differ: the wider was rounded to the other";
-  } else {
-    comparison.problem = "types differ and cannot be compared";
-    return;
-  }
-  if (comparison.difference.equal() || x.scalar_type() != at::kFloat ||
-      y.scalar_type() != at::kFloat)
-    return;
-  AddProducts(x, y, comparison);
-  const double factor = FactorAtLargest(x, y);
-  if (std::isfinite(factor) && factor != 0 && CompareScaled(x, y, {factor, kFactorUlp}).equal())
-    comparison.factor = factor;
-}
-
-ordered_json DifferenceJson(const StateComparison& comparison) {
-  const Difference& difference = comparison.difference;
-  ordered_json json;
-  json["name"] = comparison.name;
-  json["state"] = comparison.state;
-  json["compared"] = difference.compared;
-  json["differing"] = difference.differing;
-  if (!comparison.problem.empty()) json["note"] = comparison.problem;
-  if (difference.equal()) return json;
-  json["max_ulp"] = difference.ulp_max;
-  json["max_relative"] = NumberJson(difference.relative_max);
-  json["first"] =
-      PlaceJson(difference.first_index, difference.first_expected, difference.first_found);
-  json["worst"] =
-      PlaceJson(difference.worst_index, difference.worst_expected, difference.worst_found);
-  if (difference.not_comparable > 0) json["not_comparable"] = difference.not_comparable;
-  if (comparison.factor) json["factor"] = *comparison.factor;
-  return json;
-}
 
 // Per state: sums, and the constant factor if all tensors that differ have the same one.
 ordered_json StatesJson(const std::vector<StateComparison>& comparisons) {
@@ -179,6 +96,27 @@ ordered_json ConstantFactorJson(const ordered_json& states) {
   return nullptr;
 }
 
+// A checkpoint of which nothing may be claimed where a file is missing.
+struct Side {
+  const Subject& subject;
+  const char* letter;
+  std::vector<WholeNotice> missing;
+  bool rows_known = true;
+
+  bool MissesFiles() const {
+    return std::any_of(missing.begin(), missing.end(),
+                       [](const WholeNotice& notice) { return notice.kind == "missing-file"; });
+  }
+  const oracle::TensorInfo& Info(size_t index) const { return subject.tensors()[index]; }
+};
+
+Side MakeSide(const Subject& subject, const char* letter) {
+  Side side{subject, letter, WhatIsMissing(subject)};
+  for (const oracle::Finding& finding : subject.summary().findings)
+    side.rows_known = side.rows_known && finding.kind != "vocabulary-size-unknown";
+  return side;
+}
+
 struct Names {
   std::vector<std::pair<size_t, size_t>> common;
   std::vector<std::string> only_a, only_b;
@@ -201,22 +139,193 @@ Names MatchNames(const Subject& a, const Subject& b) {
   return names;
 }
 
-StateComparison CompareState(const Subject& a, const Subject& b,
-                             const std::pair<size_t, size_t>& pair, const std::string& state) {
-  StateComparison comparison;
-  comparison.name = a.tensors()[pair.first].canonical;
-  comparison.state = state;
-  const auto x = a.oracle->Assemble(pair.first, state);
-  const auto y = b.oracle->Assemble(pair.second, state);
-  if (!x.ok() || !y.ok()) {
-    comparison.problem = (x.ok() ? y : x).error().ToString();
-    return comparison;
+class Comparer {
+ public:
+  Comparer(const Subject& a, const Subject& b)
+      : a_(MakeSide(a, "a")), b_(MakeSide(b, "b")), names_(MatchNames(a, b)) {
+    const oracle::Summary &x = a.summary(), &y = b.summary();
+    const int32_t a_shards = QkvShards(x), b_shards = QkvShards(y);
+    const bool declared = x.qkv_layout && y.qkv_layout;
+    if (!declared && a_shards != b_shards)
+      qkv_doubt_ = Format(
+          "rows of fused QKV were dealt out over {} ranks in a and {} in b, and their order is not "
+          "declared: declare --qkv-layout or in --rules",
+          a_shards, b_shards);
   }
-  CompareTensors(x.value().value, y.value().value, comparison);
-  return comparison;
-}
+
+  checkpoint::Status Run(int32_t threads) {
+    by_tensor_.resize(names_.common.size());
+    ParallelOptions parallel;
+    parallel.threads = threads;
+    parallel.bytes_of = [&](int64_t item) {
+      return kBytesPerElement *
+             NumelOfShape(a_.Info(names_.common[static_cast<size_t>(item)].first).shape);
+    };
+    return ParallelFor(static_cast<int64_t>(names_.common.size()), parallel,
+                       [&](int64_t item) -> checkpoint::Status {
+                         CompareTensor(static_cast<size_t>(item));
+                         return checkpoint::Done{};
+                       });
+  }
+
+  ordered_json Finish() {
+    for (size_t i = 0; i < names_.common.size(); ++i) AddTensor(i);
+    different_ = different_ || (!names_.only_a.empty() && !b_.MissesFiles()) ||
+                 (!names_.only_b.empty() && !a_.MissesFiles());
+    for (const Side* side : {&a_, &b_})
+      for (const WholeNotice& notice : side->missing)
+        AddUndecided("", std::string(side->letter) + " is not complete: " + notice.text);
+    if (!in_doubt_.empty()) {
+      AddUndecided("", Format("{} tensors were not compared: {}", in_doubt_.size(), qkv_doubt_));
+      undecided_.back()["names"] = in_doubt_;
+    }
+    if (compared_ == 0 && undecided_.empty()) AddUndecided("", "nothing was compared");
+    const bool same = !different_ && undecided_.empty();
+    ordered_json json;
+    json["verdict"] = different_ ? "different" : same ? "same" : "undecided";
+    json["equal"] = same;
+    json["compared"] = compared_;
+    json["differing"] = differing_;
+    json["states"] = StatesJson(all_);
+    json["constant_factor"] = ConstantFactorJson(json["states"]);
+    json["only_in_a"] = names_.only_a;
+    json["only_in_b"] = names_.only_b;
+    json["states_of_one_side"] = one_sided_;
+    json["tensors"] = std::move(tensors_);
+    json["padding"] = std::move(padding_);
+    json["undecided"] = std::move(undecided_);
+    json["notices"] = Notices();
+    return CleanText(json);
+  }
+
+ private:
+  bool InDoubt(const std::pair<size_t, size_t>& pair) const {
+    return !qkv_doubt_.empty() && (a_.Info(pair.first).fused_qkv || b_.Info(pair.second).fused_qkv);
+  }
+
+  static std::optional<StateSide> Assemble(const Side& side, size_t index, const std::string& state,
+                                           StateComparison& comparison) {
+    auto assembled = side.subject.oracle->Assemble(index, state);
+    if (!assembled.ok()) {
+      comparison.undecided =
+          std::string(side.letter) + " cannot be put together: " + assembled.error().ToString();
+      return std::nullopt;
+    }
+    return StateSide{assembled.value().value, assembled.value().covered,
+                     side.Info(index).vocabulary_rows, side.rows_known};
+  }
+
+  // What the state of one side is compared with on the other; empty: nothing there says it.
+  static std::string Counterpart(const std::string& state, const oracle::TensorInfo& other) {
+    if (other.states.count(state) > 0) return state;
+    if (state == oracle::kWeight && other.states.count(oracle::kMaster) > 0) return oracle::kMaster;
+    const auto weight = other.states.find(oracle::kWeight);
+    const bool own_master = state == oracle::kMaster && weight != other.states.end() &&
+                            weight->second == checkpoint::DType::kFloat32;
+    return own_master ? oracle::kWeight : "";
+  }
+
+  void CompareTensor(size_t item) {
+    const auto& pair = names_.common[item];
+    if (InDoubt(pair)) return;
+    const oracle::TensorInfo &x = a_.Info(pair.first), &y = b_.Info(pair.second);
+    for (const std::string& state : StateOrder(x)) {
+      const std::string other = Counterpart(state, y);
+      if (!other.empty()) CompareOne(item, state, other);
+    }
+    for (const std::string& state : StateOrder(y)) {
+      const std::string other = Counterpart(state, x);
+      if (!other.empty() && other != state) CompareOne(item, other, state);
+    }
+  }
+
+  void CompareOne(size_t item, const std::string& a_state, const std::string& b_state) {
+    const auto& [a_index, b_index] = names_.common[item];
+    StateComparison comparison;
+    comparison.name = a_.Info(a_index).canonical;
+    comparison.state = a_state;
+    if (a_state != b_state)
+      comparison.how = Format("{} of a, {} of b, the master rounded", a_state, b_state);
+    const auto x = Assemble(a_, a_index, a_state, comparison);
+    const auto y = Assemble(b_, b_index, b_state, comparison);
+    if (x && y && a_state == b_state) CompareState(*x, *y, comparison);
+    if (x && y && a_state != b_state)
+      CompareWithMaster(*x, *y, a_state == oracle::kMaster, comparison);
+    by_tensor_[item].push_back(std::move(comparison));
+  }
+
+  void AddUndecided(const std::string& name, const std::string& text) {
+    ordered_json entry;
+    if (!name.empty()) entry["name"] = name;
+    entry["text"] = text;
+    undecided_.push_back(std::move(entry));
+  }
+
+  void AddOneSided(const Side& side, const Side& other, const oracle::TensorInfo& info,
+                   const oracle::TensorInfo& other_info) {
+    for (const auto& [state, dtype] : info.states) {
+      if (!Counterpart(state, other_info).empty()) continue;
+      one_sided_.push_back(info.canonical + " " + state + ": in " + side.letter + " only");
+      different_ = different_ || !other.MissesFiles();
+    }
+  }
+
+  void AddTensor(size_t item) {
+    const auto& pair = names_.common[item];
+    const oracle::TensorInfo &x = a_.Info(pair.first), &y = b_.Info(pair.second);
+    AddOneSided(a_, b_, x, y);
+    AddOneSided(b_, a_, y, x);
+    if (InDoubt(pair)) in_doubt_.push_back(x.canonical);
+    for (StateComparison& comparison : by_tensor_[item]) {
+      compared_ += comparison.difference.compared + comparison.padding_compared;
+      differing_ += comparison.difference.differing;
+      different_ = different_ || comparison.different();
+      if (comparison.different()) tensors_.push_back(StateJson(comparison));
+      if (!comparison.undecided.empty()) AddUndecided(comparison.name, SentenceOf(comparison));
+      if (!comparison.padding.empty())
+        padding_.push_back({{"name", comparison.name},
+                            {"state", comparison.state},
+                            {"text", comparison.name + " " + comparison.state +
+                                         ": padding rows: " + comparison.padding}});
+      all_.push_back(std::move(comparison));
+    }
+  }
+
+  ordered_json Notices() const {
+    ordered_json notices = ordered_json::array();
+    for (const Side* side : {&a_, &b_})
+      for (const WholeNotice& notice : UnprovedFiles(side->subject))
+        notices.push_back({{"kind", notice.kind},
+                           {"text", std::string(side->letter) + ": " + notice.text},
+                           {"names", notice.names}});
+    return notices;
+  }
+
+  const Side a_, b_;
+  const Names names_;
+  std::string qkv_doubt_;  // empty: the order of fused QKV is no question
+  std::vector<std::vector<StateComparison>> by_tensor_;
+  std::vector<StateComparison> all_;
+  int64_t compared_ = 0, differing_ = 0;
+  bool different_ = false;
+  std::vector<std::string> one_sided_, in_doubt_;
+  ordered_json tensors_ = ordered_json::array(), padding_ = ordered_json::array(),
+               undecided_ = ordered_json::array();
+};
 
 }  // namespace
+
+checkpoint::Result<ordered_json> CompareSubjects(const Subject& a, const Subject& b,
+                                                 int32_t threads) {
+  // A pattern may be of one side's names.
+  const auto a_selected = a.CheckAnySelected();
+  if (!a_selected.ok() && !b.CheckAnySelected().ok()) return a_selected.error();
+  CK_DO(CheckRecordSums(a, threads));
+  CK_DO(CheckRecordSums(b, threads));
+  Comparer comparer(a, b);
+  CK_DO(comparer.Run(threads));
+  return comparer.Finish();
+}
 
 checkpoint::Result<ordered_json> Compare(const std::filesystem::path& a_path,
                                          const std::filesystem::path& b_path,
@@ -224,59 +333,7 @@ checkpoint::Result<ordered_json> Compare(const std::filesystem::path& a_path,
   at::set_num_threads(1);
   CK_TRY(const Subject a, OpenSubject(a_path, a_declared));
   CK_TRY(const Subject b, OpenSubject(b_path, b_declared));
-  // A pattern may be of one side's names.
-  const auto a_selected = a.CheckAnySelected();
-  if (!a_selected.ok() && !b.CheckAnySelected().ok()) return a_selected.error();
-  const Names names = MatchNames(a, b);
-  std::vector<std::vector<StateComparison>> by_tensor(names.common.size());
-  std::vector<std::string> states_of_one;
-  ParallelOptions parallel;
-  parallel.threads = a_declared.threads;
-  parallel.bytes_of = [&](int64_t item) {
-    return kBytesPerElement *
-           NumelOfShape(a.tensors()[names.common[static_cast<size_t>(item)].first].shape);
-  };
-  CK_DO(ParallelFor(
-      static_cast<int64_t>(names.common.size()), parallel, [&](int64_t item) -> checkpoint::Status {
-        const auto i = static_cast<size_t>(item);
-        const auto& b_states = b.tensors()[names.common[i].second].states;
-        for (const std::string& state : StateOrder(a.tensors()[names.common[i].first]))
-          if (b_states.count(state) > 0)
-            by_tensor[i].push_back(CompareState(a, b, names.common[i], state));
-        return checkpoint::Done{};
-      }));
-  std::vector<StateComparison> all;
-  for (size_t i = 0; i < by_tensor.size(); ++i) {
-    const oracle::TensorInfo& x = a.tensors()[names.common[i].first];
-    const oracle::TensorInfo& y = b.tensors()[names.common[i].second];
-    for (const auto& [state, dtype] : x.states)
-      if (y.states.count(state) == 0)
-        states_of_one.push_back(x.canonical + " " + state + ": in a only");
-    for (const auto& [state, dtype] : y.states)
-      if (x.states.count(state) == 0)
-        states_of_one.push_back(x.canonical + " " + state + ": in b only");
-    all.insert(all.end(), by_tensor[i].begin(), by_tensor[i].end());
-  }
-  ordered_json json;
-  ordered_json tensors = ordered_json::array();
-  int64_t compared = 0, differing = 0;
-  for (const StateComparison& comparison : all) {
-    compared += comparison.difference.compared;
-    differing += comparison.difference.differing;
-    if (!comparison.difference.equal() || !comparison.problem.empty())
-      tensors.push_back(DifferenceJson(comparison));
-  }
-  json["equal"] = compared > 0 && differing == 0 && tensors.empty() && names.only_a.empty() &&
-                  names.only_b.empty() && states_of_one.empty();
-  json["compared"] = compared;
-  json["differing"] = differing;
-  json["states"] = StatesJson(all);
-  json["constant_factor"] = ConstantFactorJson(json["states"]);
-  json["only_in_a"] = names.only_a;
-  json["only_in_b"] = names.only_b;
-  json["states_of_one_side"] = states_of_one;
-  json["tensors"] = std::move(tensors);
-  return CleanText(json);
+  return CompareSubjects(a, b, a_declared.threads);
 }
 
 }  // namespace certify

@@ -15,6 +15,7 @@
 #include "certify/json_text.h"
 #include "certify/parallel.h"
 #include "certify/subject.h"
+#include "certify/whole_files.h"
 
 namespace certify {
 namespace {
@@ -67,38 +68,60 @@ ordered_json TensorJson(const oracle::TensorInfo& info, const std::vector<StateD
   return json;
 }
 
-}  // namespace
+// Tensors whose digest stands on an assumed row order: their shards were put together one after
+// the other because no order is declared.
+std::vector<WholeNotice> AssumedOrder(const Subject& subject) {
+  const oracle::Summary& summary = subject.summary();
+  if (summary.qkv_layout || QkvShards(summary) == 1) return {};
+  WholeNotice notice{"qkv-order-assumed", "", {}};
+  for (size_t i = 0; i < subject.tensors().size(); ++i)
+    if (subject.selected[i] && subject.tensors()[i].fused_qkv)
+      notice.names.push_back(subject.tensors()[i].name);
+  if (notice.names.empty()) return {};
+  notice.text = Format(
+      "the digests of {} tensors, and the one of all, take rows of fused QKV in the order of the "
+      "{} "
+      "tensor ranks; no order is declared, and another TP has these digests only where that is "
+      "right: declare --qkv-layout or in --rules",
+      notice.names.size(), summary.tensor_parallel);
+  return {notice};
+}
 
-checkpoint::Result<ordered_json> Digest(const std::filesystem::path& path, const Declared& declared,
-                                        const std::string& algorithm_name) {
-  at::set_num_threads(1);
-  const auto algorithm = HashAlgorithmFromName(algorithm_name);
-  if (!algorithm)
-    return Error{ErrorCode::kUsage, "'" + algorithm_name + "'", "xxh3-128 or sha256", "--algorithm",
-                 "Name one of the two."};
-  CK_TRY(const Subject subject, OpenSubject(path, declared));
-  CK_DO(subject.CheckAnySelected());
-  std::vector<std::vector<StateDigest>> digests(subject.tensors().size());
+// What the digest of all is called: that of a part must not be taken for that of the whole.
+const char* WholeKey(const Declared& declared, bool complete) {
+  if (!complete) return "whole_of_what_is_there";
+  return declared.only.empty() ? "whole" : "whole_of_selection";
+}
+
+using DigestsOfTensors = std::vector<std::vector<StateDigest>>;
+
+checkpoint::Status DigestTensors(const Subject& subject, HashAlgorithm algorithm, int32_t threads,
+                                 DigestsOfTensors& digests) {
+  digests.resize(subject.tensors().size());
   ParallelOptions parallel;
-  parallel.threads = declared.threads;
+  parallel.threads = threads;
   parallel.bytes_of = [&](int64_t item) {
     return kBytesPerElement * NumelOfShape(subject.tensors()[static_cast<size_t>(item)].shape);
   };
-  CK_DO(ParallelFor(static_cast<int64_t>(digests.size()), parallel,
-                    [&](int64_t item) -> checkpoint::Status {
-                      const auto index = static_cast<size_t>(item);
-                      if (!subject.IsJudged(index)) return checkpoint::Done{};
-                      for (const std::string& state : StateOrder(subject.tensors()[index])) {
-                        CK_TRY(StateDigest digest, DigestState(subject, index, state, *algorithm));
-                        digests[index].push_back(std::move(digest));
-                      }
-                      return checkpoint::Done{};
-                    }));
+  return ParallelFor(static_cast<int64_t>(digests.size()), parallel,
+                     [&](int64_t item) -> checkpoint::Status {
+                       const auto index = static_cast<size_t>(item);
+                       if (!subject.IsJudged(index)) return checkpoint::Done{};
+                       for (const std::string& state : StateOrder(subject.tensors()[index])) {
+                         CK_TRY(StateDigest digest, DigestState(subject, index, state, algorithm));
+                         digests[index].push_back(std::move(digest));
+                       }
+                       return checkpoint::Done{};
+                     });
+}
+
+ordered_json DigestJson(const Subject& subject, const DigestsOfTensors& digests,
+                        const Declared& declared, HashAlgorithm algorithm) {
   std::map<std::string, size_t> by_name;
   for (size_t i = 0; i < subject.tensors().size(); ++i)
     by_name.emplace(subject.tensors()[i].name, i);
   ordered_json json;
-  json["algorithm"] = algorithm_name;
+  json["algorithm"] = HashAlgorithmName(algorithm);
   json["tensors"] = ordered_json::object();
   std::vector<std::string> lines;
   for (size_t i = 0; i < subject.tensors().size(); ++i) {
@@ -110,10 +133,32 @@ checkpoint::Result<ordered_json> Digest(const std::filesystem::path& path, const
     for (const StateDigest& digest : digests[i]) lines.push_back(digest.line);
   }
   std::sort(lines.begin(), lines.end());
-  // A digest of a part must not be taken for that of the whole.
-  json[declared.only.empty() ? "whole" : "whole_of_selection"] =
-      HashHex(*algorithm, JoinText(lines, ""));
+  const std::vector<WholeNotice> missing = WhatIsMissing(subject);
+  json["complete"] = missing.empty();
+  json[WholeKey(declared, missing.empty())] = HashHex(algorithm, JoinText(lines, ""));
+  json["notices"] = ordered_json::array();
+  for (const auto& notices : {missing, AssumedOrder(subject), UnprovedFiles(subject)})
+    for (const WholeNotice& notice : notices)
+      json["notices"].push_back(
+          {{"kind", notice.kind}, {"text", notice.text}, {"names", notice.names}});
   return CleanText(json);
+}
+
+}  // namespace
+
+checkpoint::Result<ordered_json> Digest(const std::filesystem::path& path, const Declared& declared,
+                                        const std::string& algorithm_name) {
+  at::set_num_threads(1);
+  const auto algorithm = HashAlgorithmFromName(algorithm_name);
+  if (!algorithm)
+    return Error{ErrorCode::kUsage, "'" + algorithm_name + "'", "xxh3-128 or sha256", "--algorithm",
+                 "Name one of the two."};
+  CK_TRY(const Subject subject, OpenSubject(path, declared));
+  CK_DO(subject.CheckAnySelected());
+  CK_DO(CheckRecordSums(subject, declared.threads));
+  DigestsOfTensors digests;
+  CK_DO(DigestTensors(subject, *algorithm, declared.threads, digests));
+  return DigestJson(subject, digests, declared, *algorithm);
 }
 
 }  // namespace certify

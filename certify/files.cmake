@@ -4,6 +4,7 @@ set(CERTIFY_SOURCES
   certificate_html.cc
   compare.cc
   compare_bits.cc
+  compare_state.cc
   counters.cc
   digest.cc
   file_scan.cc
@@ -37,6 +38,7 @@ set(CERTIFY_SOURCES
   subject.cc
   tensor_memory.cc
   tree_bits.cc
+  whole_files.cc
   xml_text.cc
 )
 set(CERTIFY_MODULE judge_module.cc)
@@ -65,4 +67,5 @@ set(CERTIFY_TESTS
   subject_test.cc
   tensor_memory_test.cc
   tree_bits_test.cc
+  whole_files_test.cc
 )

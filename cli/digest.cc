@@ -16,6 +16,27 @@ struct DigestFlags {
   bool json = false;
 };
 
+void PrintDigest(const nlohmann::ordered_json& digest) {
+  for (const auto& [name, states] : digest["tensors"].items()) {
+    for (const auto& [state, hex] : states.items()) {
+      if (state == "canonical") continue;
+      fmt::print("{}  {} {}\n", hex.get<std::string>(), name, state);
+    }
+  }
+  for (const char* whole : {"whole", "whole_of_selection", "whole_of_what_is_there"})
+    if (digest.contains(whole)) fmt::print("{}  {}\n", digest[whole].get<std::string>(), whole);
+}
+
+// On standard error, with --json too: a digest is filed by whoever reads only its last line.
+void PrintDigestNotices(const nlohmann::ordered_json& digest) {
+  for (const auto& notice : digest["notices"]) {
+    fmt::print(stderr, "notice {}: {}\n", notice.value("kind", ""), notice.value("text", ""));
+    for (const auto& name : notice["names"]) fmt::print(stderr, "  {}\n", name.get<std::string>());
+  }
+  if (!digest.value("complete", false))
+    fmt::print(stderr, "INCOMPLETE: this is no digest of the whole checkpoint\n");
+}
+
 int RunDigest(const DigestFlags& flags) {
   const auto declared = ToDeclared(flags.declarations);
   if (!declared.ok()) return ReportError(declared.error(), flags.json);
@@ -23,17 +44,11 @@ int RunDigest(const DigestFlags& flags) {
   if (!digest.ok()) return ReportError(digest.error(), flags.json);
   if (flags.json) {
     PrintJson(digest.value());
-    return kExitDone;
+  } else {
+    PrintDigest(digest.value());
   }
-  for (const auto& [name, states] : digest.value()["tensors"].items()) {
-    for (const auto& [state, hex] : states.items()) {
-      if (state == "canonical") continue;
-      fmt::print("{}  {} {}\n", hex.get<std::string>(), name, state);
-    }
-  }
-  const char* whole = flags.declarations.only.empty() ? "whole" : "whole_of_selection";
-  fmt::print("{}  {}\n", digest.value()[whole].get<std::string>(), whole);
-  return kExitDone;
+  PrintDigestNotices(digest.value());
+  return digest.value().value("complete", false) ? kExitDone : kExitBadInput;
 }
 
 }  // namespace

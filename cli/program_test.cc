@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -27,6 +28,16 @@ Outcome RunWords(std::vector<std::string> words) {
   outcome.output = testing::internal::GetCapturedStdout();
   outcome.errors = testing::internal::GetCapturedStderr();
   return outcome;
+}
+
+// One bit of the payload that lies in the middle of the file.
+void FlipByteInTheMiddle(const fs::path& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  const auto middle = static_cast<std::streamoff>(fs::file_size(path) / 2);
+  file.seekg(middle);
+  const int byte = file.get();
+  file.seekp(middle);
+  file.put(static_cast<char>(byte ^ 4));
 }
 
 class ProgramTest : public testing::Test {
@@ -105,6 +116,73 @@ TEST_F(ProgramTest, InspectOfAnIncompleteCheckpointNamesTheFileAndEndsWithTwo) {
   const Outcome json = RunWords({"inspect", run, "--json"});
   EXPECT_EQ(json.exit_code, 2);
   EXPECT_EQ(json.Json()["missing_files"], nlohmann::json({"mp_rank_01_model_states.pt"}));
+}
+
+TEST_F(ProgramTest, CompareEndsWithZeroOneTwoOrThree) {
+  const std::string a = Path("a"), b = Path("b"), c = Path("c");
+  ASSERT_EQ(RunWords({"fixture", a, "--tp", "2", "--layers", "1"}).exit_code, 0);
+  ASSERT_EQ(RunWords({"fixture", b, "--tp", "1", "--layers", "1"}).exit_code, 0);
+  ASSERT_EQ(RunWords({"fixture", c, "--tp", "2", "--layers", "1", "--seed", "2"}).exit_code, 0);
+  const Outcome same = RunWords({"compare", a, a});
+  EXPECT_EQ(same.exit_code, 0) << same.output;
+  EXPECT_NE(same.output.find("verdict: same\n"), std::string::npos);
+  const Outcome different = RunWords({"compare", a, c});
+  EXPECT_EQ(different.exit_code, 1);
+  EXPECT_NE(different.output.find(" %) differ"), std::string::npos) << different.output;
+  EXPECT_NE(different.output.find("verdict: different\n"), std::string::npos);
+  const Outcome undecided = RunWords({"compare", a, b});
+  EXPECT_EQ(undecided.exit_code, 3) << undecided.output;
+  EXPECT_NE(undecided.output.find("layers.0.self_attention.query_key_value.weight\n"),
+            std::string::npos);
+  EXPECT_EQ(RunWords({"compare", a, b, "--json"}).Json()["verdict"], "undecided");
+  EXPECT_EQ(RunWords({"compare", a, b, "--qkv-layout", "per-head-group"}).exit_code, 0);
+  EXPECT_EQ(RunWords({"compare", a, Path("none")}).exit_code, 2);
+}
+
+TEST_F(ProgramTest, CompareOfAWithItsUniversalFolderIsTheSameOnceDeclared) {
+  const std::string run = Path("run"), universal = Path("universal");
+  ASSERT_EQ(RunWords({"fixture", run, "--tp", "2", "--zero", "1", "--dtype", "bf16", "--layers",
+                      "1", "--qkv-layout", "per-shard"})
+                .exit_code,
+            0);
+  ASSERT_EQ(RunWords({"reshape", run, universal, "--format", "universal", "--qkv-layout",
+                      "per-shard", "--no-certify"})
+                .exit_code,
+            0);
+  const std::string step = universal + "/global_step4_universal";
+  EXPECT_EQ(RunWords({"compare", run, step}).exit_code, 3);
+  const Outcome declared = RunWords({"compare", run, step, "--qkv-layout", "per-shard"});
+  EXPECT_EQ(declared.exit_code, 0) << declared.output;
+}
+
+TEST_F(ProgramTest, DigestOfAnIncompleteOrDamagedCheckpointEndsWithTwo) {
+  const std::string run = Path("run");
+  ASSERT_EQ(RunWords({"fixture", run, "--tp", "2", "--zero", "1", "--layers", "1"}).exit_code, 0);
+  const Outcome assumed = RunWords({"digest", run, "--json"});
+  EXPECT_EQ(assumed.exit_code, 0);
+  EXPECT_EQ(assumed.Json()["complete"], true);
+  EXPECT_EQ(assumed.Json()["notices"][0]["kind"], "qkv-order-assumed");
+  EXPECT_NE(assumed.errors.find("2.self_attention.query_key_value.weight"), std::string::npos);
+  const Outcome declared = RunWords({"digest", run, "--qkv-layout", "per-head-group"});
+  EXPECT_EQ(declared.errors, "");
+  const fs::path step = base_ / "run/global_step4";
+  const fs::path model = step / "mp_rank_00_model_states.pt", kept = base_ / "kept.pt";
+  fs::copy_file(model, kept);
+  FlipByteInTheMiddle(model);
+  const Outcome damaged = RunWords({"digest", run, "--json"});
+  EXPECT_EQ(damaged.exit_code, 2);
+  EXPECT_EQ(damaged.Json()["error"]["code"], "ChecksumMismatch") << damaged.output;
+  EXPECT_EQ(RunWords({"compare", run, run, "--json"}).Json()["error"]["code"], "ChecksumMismatch");
+  fs::copy_file(kept, model, fs::copy_options::overwrite_existing);
+  for (const auto& entry : fs::directory_iterator(step))
+    if (entry.path().filename().string().find("optim_states") != std::string::npos)
+      fs::remove(entry.path());
+  const Outcome incomplete = RunWords({"digest", run, "--json"});
+  EXPECT_EQ(incomplete.exit_code, 2);
+  EXPECT_EQ(incomplete.Json()["complete"], false);
+  EXPECT_FALSE(incomplete.Json().contains("whole"));
+  EXPECT_TRUE(incomplete.Json().contains("whole_of_what_is_there"));
+  EXPECT_NE(incomplete.errors.find("INCOMPLETE"), std::string::npos);
 }
 
 TEST_F(ProgramTest, FilesWithAbsurdRankNumbersAreReportedByInspect) {
