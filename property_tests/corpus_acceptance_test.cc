@@ -267,7 +267,9 @@ TEST_P(CorpusAcceptanceTest, ReachesOtherTopologiesCertifiedAndComesBackTheSame)
     ASSERT_TRUE(home.ok()) << home.error().ToString();
     const auto back_digest = certify::Digest(back, declared_, "xxh3-128");
     ASSERT_TRUE(back_digest.ok()) << back_digest.error().ToString();
-    EXPECT_EQ(back_digest.value(), digest.value());
+    // Notices aside: a legacy source carries no checksums, what is written does.
+    EXPECT_EQ(back_digest.value()["tensors"], digest.value()["tensors"]);
+    EXPECT_EQ(back_digest.value()["whole"], digest.value()["whole"]);
     ++reached;
   }
   EXPECT_GE(reached, 3);
