@@ -56,6 +56,8 @@ struct Judgement {
   std::vector<FileDigest>
       source_files;  // of the bytes that were judged, sorted by name; check: the one checkpoint
   std::vector<FileDigest> target_files;
+  // check: what is intact, lost and rebuildable where a file is damaged or missing; else null.
+  nlohmann::ordered_json damage;
 };
 
 struct Declared {

@@ -35,6 +35,15 @@ checkpoint::Result<std::vector<oracle::HolderPart>> FakeOracle::PartOfEachHolder
   return found == parts.end() ? std::vector<oracle::HolderPart>() : found->second;
 }
 
+checkpoint::Result<std::vector<std::vector<oracle::ShardCopy>>> FakeOracle::CopiesOf(
+    size_t index, const std::string& state) const {
+  const auto found = copies.find({index, state});
+  if (found != copies.end()) return found->second;
+  oracle::ShardCopy whole;
+  whole.pieces.push_back({PlaceOf(0), NumelOfShape(infos[index].shape), true});
+  return std::vector<std::vector<oracle::ShardCopy>>{{whole}};
+}
+
 checkpoint::Result<std::map<std::string, at::Tensor>> FakeOracle::StaleCopy(size_t index) const {
   const auto found = stale.find(index);
   return found == stale.end() ? std::map<std::string, at::Tensor>() : found->second;

@@ -25,6 +25,8 @@ class FakeOracle : public oracle::Oracle {
                                                  const std::string& state) const override;
   checkpoint::Result<std::vector<oracle::HolderPart>> PartOfEachHolder(
       size_t index, const std::string& state) const override;
+  checkpoint::Result<std::vector<std::vector<oracle::ShardCopy>>> CopiesOf(
+      size_t index, const std::string& state) const override;
   checkpoint::Result<std::map<std::string, at::Tensor>> StaleCopy(size_t index) const override;
   const std::vector<checkpoint::TorchFile>& torch_files() const override { return files; }
 
@@ -47,6 +49,7 @@ class FakeOracle : public oracle::Oracle {
   std::vector<oracle::TensorInfo> infos;
   std::map<Key, oracle::Assembled> states;
   std::map<Key, std::vector<oracle::HolderPart>> parts;
+  std::map<Key, std::vector<std::vector<oracle::ShardCopy>>> copies;  // what a test says
   std::map<Key, checkpoint::Error> errors;
   std::map<size_t, std::map<std::string, at::Tensor>> stale;
   std::vector<checkpoint::TorchFile> files;

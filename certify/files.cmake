@@ -6,6 +6,8 @@ set(CERTIFY_SOURCES
   compare_bits.cc
   compare_state.cc
   counters.cc
+  damage.cc
+  damage_tensors.cc
   digest.cc
   file_scan.cc
   format.cc
@@ -48,6 +50,7 @@ set(CERTIFY_TESTS
   compare_test.cc
   corpus_laws_test.cc
   counters_test.cc
+  damage_test.cc
   fake_oracle.cc
   file_scan_test.cc
   format_test.cc

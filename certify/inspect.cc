@@ -2,6 +2,8 @@
 #include <string>
 
 #include "certify/certify.h"
+#include "certify/damage.h"
+#include "certify/file_scan.h"
 #include "certify/json_text.h"
 #include "certify/single_laws.h"
 #include "certify/subject.h"
@@ -64,11 +66,33 @@ void AddFiles(const Subject& subject, ordered_json& json) {
                                      {"file", finding.file}});
 }
 
+// A checkpoint that cannot be opened: why, and what is left of it.
+checkpoint::Result<ordered_json> InspectDamaged(const std::filesystem::path& path,
+                                                const Declared& declared,
+                                                const checkpoint::Error& error) {
+  CK_TRY(const auto files, ListFiles(path, declared.tag, declared.universal));
+  ScanOptions options;
+  options.threads = declared.threads;
+  CK_TRY(const auto scanned, ScanFiles(files, options));
+  ordered_json json;
+  json["complete"] = false;
+  json["error"] = {{"code", checkpoint::ErrorCodeName(error.code)},
+                   {"found", error.found},
+                   {"expected", error.expected},
+                   {"where", error.where},
+                   {"advice", error.advice}};
+  CK_TRY(json["damage"], AssessDamage(path, declared, scanned, nullptr));
+  return CleanText(json);
+}
+
 }  // namespace
 
 checkpoint::Result<ordered_json> Inspect(const std::filesystem::path& path,
                                          const Declared& declared) {
-  CK_TRY(const Subject subject, OpenSubject(path, declared));
+  auto opened = OpenSubject(path, declared);
+  if (!opened.ok() && IsDamage(opened.error().code))
+    return InspectDamaged(path, declared, opened.error());
+  CK_TRY(const Subject subject, std::move(opened));
   ordered_json json = SummaryJson(subject);
   AddFiles(subject, json);
   json["tensors"] = ordered_json::array();
@@ -82,6 +106,9 @@ checkpoint::Result<ordered_json> Inspect(const std::filesystem::path& path,
   json["notices"] = ordered_json::array();
   for (const oracle::Finding& finding : subject.summary().findings)
     json["notices"].push_back({{"kind", finding.kind}, {"text", finding.text}});
+  // Sums of whole files are for `check`; what is missing is known without them.
+  CK_TRY(json["damage"], AssessDamage(path, declared, {}, &subject));
+  if (json["damage"].is_null()) json.erase("damage");
   return CleanText(json);
 }
 

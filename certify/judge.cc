@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "certify/certify.h"
+#include "certify/damage.h"
 #include "certify/file_scan.h"
 #include "certify/pair_laws.h"
 #include "certify/root_cause.h"
@@ -142,6 +143,8 @@ Result<Judgement> Check(const fs::path& path, const Declared& declared) {
   Judgement judgement;
   judgement.laws = std::move(single.laws);
   judgement.source_files = std::move(single.files);
+  CK_TRY(judgement.damage,
+         AssessDamage(path, declared, scanned, single.subject ? &*single.subject : nullptr));
   Conclude(judgement);
   return judgement;
 }

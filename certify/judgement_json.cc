@@ -65,6 +65,7 @@ ordered_json JudgementJson(const Judgement& judgement, bool certificate) {
   json["consequences"] = judgement.consequences;
   json["laws"] = ordered_json::array();
   for (const LawResult& law : judgement.laws) json["laws"].push_back(LawJson(law));
+  if (!judgement.damage.is_null()) json["damage"] = judgement.damage;
   return CleanText(json);
 }
 

@@ -48,13 +48,14 @@ checkpoint::Result<Subject> SelectSubject(std::shared_ptr<const oracle::Oracle> 
   return subject;
 }
 
-checkpoint::Result<Subject> OpenSubject(const std::filesystem::path& path,
-                                        const Declared& declared) {
+checkpoint::Result<Subject> OpenSubject(const std::filesystem::path& path, const Declared& declared,
+                                        const std::set<std::string>& leave_out) {
   oracle::OpenOptions options;
   options.tag = declared.tag;
   options.rules = declared.rules;
   options.qkv_layout = declared.qkv_layout;
   options.universal = declared.universal;
+  options.leave_out = leave_out;
   CK_TRY(auto opened, oracle::Oracle::Open(path, options));
   CK_TRY(Subject subject, SelectSubject(std::move(opened), declared.only));
   subject.groups_declared = !declared.param_groups.empty();

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,10 @@ struct Subject {
   void ReportLeftOut(Report& report) const;
 };
 
-// Errors: those of Oracle::Open; kUsage where `only` is no pattern.
-checkpoint::Result<Subject> OpenSubject(const std::filesystem::path& path,
-                                        const Declared& declared);
+// `leave_out`: files, relative to the run folder, to be taken for missing. Errors: those of
+// Oracle::Open; kUsage where `only` is no pattern.
+checkpoint::Result<Subject> OpenSubject(const std::filesystem::path& path, const Declared& declared,
+                                        const std::set<std::string>& leave_out = {});
 // `only`: a pattern that matches the whole name or the whole canonical name; empty: all. Errors:
 // kUsage where it is no pattern.
 checkpoint::Result<Subject> SelectSubject(std::shared_ptr<const oracle::Oracle> oracle,

@@ -21,6 +21,7 @@ set(CHECKPOINT_SOURCES
   value.cc
   walk.cc
   zip_reader.cc
+  zip_salvage.cc
   zip_writer.cc
 )
 set(CHECKPOINT_TESTS
@@ -31,6 +32,7 @@ set(CHECKPOINT_TESTS
   legacy_reader_test.cc
   container_test.cc
   zip_reader_test.cc
+  zip_salvage_test.cc
   file_test.cc
   dtype_test.cc
   status_test.cc

@@ -26,6 +26,13 @@ std::string Joined(const nlohmann::ordered_json& list, const char* separator) {
 }
 
 void PrintSummary(const nlohmann::ordered_json& summary) {
+  if (summary.contains("error")) {
+    const auto& error = summary["error"];
+    fmt::print("{}: {}: {}\n", error.value("where", ""), error.value("code", ""),
+               error.value("found", ""));
+    PrintDamage(summary["damage"]);
+    return;
+  }
   const auto& topology = summary["topology"];
   fmt::print("{} checkpoint, step {}: TP={} PP={} DP={}, ZeRO stage {}, {}\n",
              summary.value("format", "?"), summary["step"].dump(), topology["tp"].dump(),
@@ -52,6 +59,7 @@ void PrintSummary(const nlohmann::ordered_json& summary) {
                    ? "alias of " + tensor["alias_of"].get<std::string>()
                    : Joined(tensor["states"], " "));
   }
+  if (summary.contains("damage")) PrintDamage(summary["damage"]);
 }
 
 int RunInspect(const InspectFlags& flags) {

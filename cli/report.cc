@@ -84,6 +84,7 @@ void PrintJudgement(const certify::Judgement& judgement, bool certificate) {
   for (const bool faults : {true, false}) {
     for (const certify::LawResult& law : judgement.laws) PrintFindings(law, faults);
   }
+  PrintDamage(judgement.damage);
   if (!judgement.root.empty()) {
     fmt::print(
         "root: {}{}{}\n", judgement.root,
@@ -91,6 +92,20 @@ void PrintJudgement(const certify::Judgement& judgement, bool certificate) {
   }
   fmt::print("verdict: {}\n",
              certificate ? CertificateWord(judgement.verdict) : VerdictWord(judgement.verdict));
+}
+
+void PrintDamage(const nlohmann::ordered_json& damage) {
+  if (damage.is_null()) return;
+  for (const auto& file : damage["files"]) {
+    fmt::print("damaged {}: {}\n", file.value("name", ""), file.value("why", ""));
+    if (!file["intact"].empty())
+      fmt::print("  intact: {} records: {}\n", file["intact"].size(),
+                 JoinNames(file["intact"].get<std::vector<std::string>>()));
+    for (const auto& record : file["lost"])
+      fmt::print("  lost:   {}: {}\n", record.value("record", ""), record.value("why", ""));
+  }
+  for (const auto& tensor : damage["tensors"]) fmt::print("  {}\n", tensor.value("text", ""));
+  fmt::print("  note: {}\n", damage.value("note", ""));
 }
 
 void PrintNotices(const std::vector<reshape::Notice>& notices) {

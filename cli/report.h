@@ -23,6 +23,9 @@ int ReportError(const checkpoint::Error& error, bool json);
 int ExitCode(certify::Verdict verdict);
 // A table of laws, then the findings of each, faults first.
 void PrintJudgement(const certify::Judgement& judgement, bool certificate);
+// The damage report of `check` and `inspect`: files with their records, then tensors. Nothing where
+// it is null.
+void PrintDamage(const nlohmann::ordered_json& damage);
 void PrintNotices(const std::vector<reshape::Notice>& notices);
 void PrintJson(const nlohmann::ordered_json& json);
 // "1.6 MB", "812 bytes".

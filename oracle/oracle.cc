@@ -327,6 +327,28 @@ class FileOracle : public Oracle {
     });
   }
 
+  Result<std::vector<std::vector<ShardCopy>>> CopiesOf(size_t index,
+                                                       const std::string& state) const override {
+    CHECK(index < infos_.size() && infos_[index].states.count(state) > 0,
+          << "index=" << index << " state=" << state);
+    using Copies = std::vector<std::vector<ShardCopy>>;
+    return Guarded<Copies>(index, [&]() -> Result<Copies> {
+      const std::vector<Holder>& holders = draft_.tensors[index].holders.at(state);
+      const bool split = infos_[index].partition_dim >= 0 && draft_.source.grid.tensor > 1 &&
+                         std::none_of(holders.begin(), holders.end(),
+                                      [](const Holder& holder) { return holder.full; });
+      Copies copies(static_cast<size_t>(split ? draft_.source.grid.tensor : 1));
+      for (const Holder& holder : holders) {
+        if (holder.stale) continue;
+        ShardCopy copy{holder.rank, {}};
+        for (const Segment& segment : SegmentsOf(holder))
+          copy.pieces.push_back({segment.place, segment.flat.numel(), segment.present});
+        copies[split ? static_cast<size_t>(holder.rank.tensor) : 0].push_back(std::move(copy));
+      }
+      return copies;
+    });
+  }
+
   Result<std::map<std::string, at::Tensor>> StaleCopy(size_t index) const override {
     CHECK(index < infos_.size(), << "index=" << index);
     return Guarded<std::map<std::string, at::Tensor>>(

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct OpenOptions {
   std::optional<checkpoint::Rules> rules;           // declared by the user
   std::optional<checkpoint::QkvLayout> qkv_layout;  // declared by the user
   bool universal = false;  // read the universal folder of a run folder instead of the native step
+  // Files to be taken for missing, relative to the run folder: what is left of a damaged
+  // checkpoint can be read without them.
+  std::set<std::string> leave_out;
 };
 
 // The four states that every Adam-like optimizer has; other parameter-shaped states go by their
@@ -101,6 +105,19 @@ struct Assembled {
 struct HolderPart {
   Place place;
   at::Tensor flat;
+};
+
+// Consecutive elements of one copy of a shard that lie in one record, or in no file at all.
+struct CopyPiece {
+  Place place;
+  int64_t numel = 0;
+  bool present = true;
+};
+
+// One copy of the shard of one tensor rank (of the whole tensor where it is not split).
+struct ShardCopy {
+  Rank rank;
+  std::vector<CopyPiece> pieces;  // in storage order; their sizes add up to the shard's
 };
 
 struct GroupInfo {
@@ -186,6 +203,11 @@ class Oracle {
   // tensors()[index].states, no alias.
   virtual checkpoint::Result<Assembled> Assemble(size_t index, const std::string& state) const = 0;
   virtual checkpoint::Result<std::vector<HolderPart>> PartOfEachHolder(
+      size_t index, const std::string& state) const = 0;
+  // Where every copy of every shard lies, without the stale tied ones: one list of copies a tensor
+  // rank, or a single list where the tensor is not split. A list is empty where the files that held
+  // that shard are missing.
+  virtual checkpoint::Result<std::vector<std::vector<ShardCopy>>> CopiesOf(
       size_t index, const std::string& state) const = 0;
   // The stale tied copy, where there is one: state -> its value. Empty map otherwise.
   virtual checkpoint::Result<std::map<std::string, at::Tensor>> StaleCopy(size_t index) const = 0;

@@ -109,7 +109,11 @@ checkpoint::Status OpenFiles(Source& source) {
   return checkpoint::Done{};
 }
 
-checkpoint::Status OpenUniversalFiles(Source& source) {
+bool IsLeftOut(const Source& source, const OpenOptions& options, const std::string& name) {
+  return options.leave_out.count(source.folder.tag + "/" + name) > 0;
+}
+
+checkpoint::Status OpenUniversalFiles(Source& source, const OpenOptions& options) {
   const std::filesystem::path zero = source.folder.step_folder / "zero";
   for (const std::string& parameter : source.folder.universal_parameters) {
     std::error_code ignored;
@@ -122,12 +126,14 @@ checkpoint::Status OpenUniversalFiles(Source& source) {
       FileName name;
       name.path = path;
       name.name = "zero/" + parameter + "/" + path.filename().string();
+      if (IsLeftOut(source, options, name.name)) continue;
       size_t index = 0;
       CK_DO(OpenInto(source, name, index));
       source.universal[parameter + "/" + path.stem().string()] = index;
     }
   }
-  if (std::filesystem::exists(zero / "optimizer_state.pt")) {
+  if (std::filesystem::exists(zero / "optimizer_state.pt") &&
+      !IsLeftOut(source, options, "zero/optimizer_state.pt")) {
     FileName name;
     name.path = zero / "optimizer_state.pt";
     name.name = "zero/optimizer_state.pt";
@@ -258,8 +264,10 @@ Result<Source> OpenSource(const std::filesystem::path& path, const OpenOptions& 
   CK_TRY(const std::string tag, TagOf(path, options));
   CK_TRY(source.folder, checkpoint::OpenStepFolder(path, tag));
   CK_DO(RefuseUnsupported(source));
+  std::erase_if(source.folder.files,
+                [&](const FileName& file) { return IsLeftOut(source, options, file.name); });
   CK_DO(OpenFiles(source));
-  if (source.folder.universal) CK_DO(OpenUniversalFiles(source));
+  if (source.folder.universal) CK_DO(OpenUniversalFiles(source, options));
   if (source.model.empty()) {
     return Error{ErrorCode::kMissingFile, "no mp_rank_XX_model_states.pt",
                  "at least one model file", source.folder.step_folder.string(),
