@@ -113,6 +113,7 @@ checkpoint::Status ScanOne(const ListedFile& listed, const checkpoint::TorchFile
   if (opened != nullptr && !options.digests_only) {
     scanned.torch = true;
     scanned.legacy = opened->legacy;
+    scanned.callables = checkpoint::FindCallables(opened->root);
     return ReadThrough(*opened->file, opened, scanned);
   }
   CK_TRY(const auto mapped, checkpoint::MappedFile::Open(listed.path));
@@ -125,6 +126,7 @@ checkpoint::Status ScanOne(const ListedFile& listed, const checkpoint::TorchFile
     return ReadThrough(*mapped, nullptr, scanned);
   }
   scanned.legacy = torch.value().legacy;
+  scanned.callables = checkpoint::FindCallables(torch.value().root);
   return ReadThrough(*torch.value().file, &torch.value(), scanned);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "certify/certify.h"
+#include "checkpoint/callables.h"
 #include "checkpoint/container.h"
 #include "checkpoint/status.h"
 
@@ -36,6 +37,7 @@ struct ScannedFile {
   bool legacy = false;  // without checksums
   int64_t records_checked = 0;
   std::vector<BadRecord> bad_records;
+  std::vector<checkpoint::NamedCallable> callables;  // that its tree names, the known ones left out
   std::optional<checkpoint::Error> damage;  // the container or its pickle cannot be read
 };
 

@@ -44,10 +44,11 @@ const std::array kLawTexts = {
         "says, "
         "where there is a rule.",
         "Whether the hyper-parameters are the intended ones; weight decay where no rule is known."},
-    LawText{
-        "S8", "containers are whole", "records",
-        "Zip structure, CRC-32 of every record, pickle within limits, of every file.",
-        "Content that was damaged before it was checksummed; legacy containers have no checksums."},
+    LawText{"S8", "containers are whole", "records",
+            "Zip structure, CRC-32 of every record, pickle within limits and without dangerous "
+            "callables, of every file.",
+            "Harm that a class of the user's own may do when it is loaded; content that was "
+            "damaged before it was checksummed; legacy containers have no checksums."},
     LawText{
         "R1", "same logical tensors", "tensors",
         "Canonical names, shapes less vocabulary padding, roles (trainable, frozen, buffer) and "

@@ -247,6 +247,16 @@ TEST_F(LawsTest, ABadRecordBreaksS8) {
   EXPECT_NE(Broken("S8", "ChecksumMismatch").text.find("data/3"), std::string::npos);
 }
 
+TEST_F(LawsTest, ADangerousCallableBreaksS8AndAForeignClassIsANotice) {
+  files_[0].callables.push_back({"lab.Own", "args.own", checkpoint::CallableKind::kForeign});
+  const LawResult law = Law("S8");
+  EXPECT_EQ(law.verdict, Verdict::kHeld);
+  EXPECT_EQ(law.findings.at(0).kind, "foreign-class");
+  files_[0].callables.push_back({"posix.system", "args.x", checkpoint::CallableKind::kDangerous});
+  EXPECT_NE(Broken("S8", "dangerous-callable").text.find("posix.system at args.x"),
+            std::string::npos);
+}
+
 TEST_F(LawsTest, LegacyContainersHaveNoChecksums) {
   files_[0].legacy = true;
   files_[0].records_checked = 0;

@@ -1,11 +1,30 @@
 // Law S8, containers are whole. Covers: zip structure, CRC-32 of every record, pickle within
-// limits, of every file. Does not cover: content that was damaged before it was checksummed; legacy
-// containers, which have no checksums.
+// limits and without dangerous callables, of every file. Does not cover: content that was damaged
+// before it was checksummed; legacy containers, which have no checksums.
 
 #include "certify/format.h"
 #include "certify/single_laws.h"
 
 namespace certify {
+namespace {
+
+// What loading a file would import and call: a fault where it is dangerous, else a notice.
+void AddCallables(const ScannedFile& file, Report& report) {
+  for (const checkpoint::NamedCallable& callable : file.callables) {
+    Finding finding;
+    finding.fault = callable.kind == checkpoint::CallableKind::kDangerous;
+    finding.kind = finding.fault ? "dangerous-callable" : "foreign-class";
+    finding.file = file.digest.name;
+    finding.count = 1;
+    finding.text =
+        Format("{}: {} at {}: {}", file.digest.name, callable.name, callable.path,
+               finding.fault ? "loading this file with torch.load may run commands or code"
+                             : "no framework writes this class; loading the file imports it");
+    report.Add(std::move(finding));
+  }
+}
+
+}  // namespace
 
 LawResult CheckContainers(const std::vector<ScannedFile>& files) {
   Report report("S8");
@@ -29,6 +48,7 @@ LawResult CheckContainers(const std::vector<ScannedFile>& files) {
                             file.digest.name, bad.record, bad.found, bad.expected);
       report.Add(finding);
     }
+    AddCallables(file, report);
   }
   if (legacy > 0) {
     Finding finding;

@@ -1,6 +1,7 @@
 # Files of checkpoint/; ci/tidy.py compares this list with the folder.
 set(CHECKPOINT_SOURCES
   builtin_rules.cc
+  callables.cc
   container.cc
   crc.cc
   directory.cc
@@ -25,6 +26,7 @@ set(CHECKPOINT_SOURCES
   zip_writer.cc
 )
 set(CHECKPOINT_TESTS
+  callables_test.cc
   container_torch_test.cc
   directory_test.cc
   tensor_test.cc

@@ -1,6 +1,8 @@
 // Hostile and damaged pickles: bounded memory, bounded depth, no recursion, no leak, no crash.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <fstream>
 #include <random>
 
 #include "checkpoint/limits.h"
@@ -66,9 +68,13 @@ TEST(PickleLimitsTest, CountsLargerThanTheFileAreNeverAllocated) {
 
 TEST(PickleLimitsTest, MoreObjectsThanTheLimitAreRefused) {
   const auto count = static_cast<size_t>(kPickleNodesMax);
-  // One byte an object (DUP) and one byte a mark.
-  ExpectRefused("N" + std::string(count, '2') + ".", ErrorCode::kLimitExceeded, "objects");
-  ExpectRefused(std::string(count + 1, '('), ErrorCode::kLimitExceeded, "marks");
+  // Two bytes an object, dropped again at once: nothing waits.
+  std::string bytes;
+  for (size_t i = 0; i <= count; ++i) bytes += "N0";
+  ExpectRefused(bytes + ".", ErrorCode::kLimitExceeded, "more than 4000000 objects");
+  bytes.clear();
+  for (size_t i = 0; i <= count; ++i) bytes += "(1";
+  ExpectRefused(bytes + ".", ErrorCode::kLimitExceeded, "marks");
 }
 
 TEST(PickleLimitsTest, NestingIsBounded) {
@@ -76,6 +82,32 @@ TEST(PickleLimitsTest, NestingIsBounded) {
   ExpectRefused(DeepList(kPickleDepthMax), ErrorCode::kLimitExceeded, "deep");
   // A million levels: refused without recursion, and destroyed without.
   ExpectRefused(DeepList(1'000'000), ErrorCode::kLimitExceeded, "deep");
+}
+
+int64_t ResidentBytes() {
+  std::ifstream status("/proc/self/statm");
+  int64_t whole = 0, resident = 0;
+  status >> whole >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+TEST(PickleLimitsTest, NestingIsRefusedWhileReading) {
+  const auto in_kilobytes = [](const std::string& bytes) {
+    const int64_t before = ResidentBytes();
+    ExpectRefused(bytes, ErrorCode::kLimitExceeded, "nested more than 200 deep");
+    return (ResidentBytes() - before) / 1024;
+  };
+  // Without its end, which a check at the end would miss first.
+  EXPECT_LT(in_kilobytes(std::string(10 << 20, ']')), 4096);
+  EXPECT_LT(in_kilobytes(std::string(10 << 20, '(')), 4096);
+}
+
+TEST(PickleLimitsTest, ObjectsThatWaitForTheirContainerAreBounded) {
+  const auto tuple_of = [](int64_t count) {
+    return "(" + std::string(static_cast<size_t>(count), 'N') + "t.";
+  };
+  EXPECT_TRUE(Read(tuple_of(kPickleStackMax)).ok());
+  ExpectRefused(tuple_of(kPickleStackMax + 1), ErrorCode::kLimitExceeded, "on the stack");
 }
 
 TEST(PickleLimitsTest, DepthBehindTheMemoIsCounted) {

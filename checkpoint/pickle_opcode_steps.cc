@@ -165,6 +165,11 @@ Status PickleMachine::StepMark() {
     return Limit(fmt::format("more than {} objects and marks", kPickleNodesMax),
                  fmt::format("at most {}", kPickleNodesMax));
   }
+  // Behind each open mark waits one more container around all that follows.
+  if (static_cast<int64_t>(marks_.size()) >= kPickleDepthMax) {
+    return Limit(fmt::format("objects nested more than {} deep", kPickleDepthMax),
+                 fmt::format("at most {}", kPickleDepthMax));
+  }
   marks_.push_back(stack_.size());
   return Done{};
 }

@@ -144,6 +144,12 @@ Status PickleMachine::Push(Value value) {
     return Limit(fmt::format("more than {} objects", kPickleNodesMax),
                  fmt::format("at most {}", kPickleNodesMax));
   }
+  const int64_t waiting_max = marks_.empty() ? kPickleUnmarkedMax : kPickleStackMax;
+  if (static_cast<int64_t>(stack_.size()) >= waiting_max) {
+    return Limit(marks_.empty() ? fmt::format("objects nested more than {} deep", kPickleDepthMax)
+                                : fmt::format("more than {} objects on the stack", waiting_max),
+                 fmt::format("at most {}", marks_.empty() ? kPickleDepthMax : waiting_max));
+  }
   stack_.push_back(std::move(value));
   return Done{};
 }

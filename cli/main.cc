@@ -4,7 +4,6 @@
 #include <csignal>
 #include <exception>
 #include <new>
-#include <system_error>
 
 #include "cli/program.h"
 #include "cli/report.h"
@@ -17,10 +16,6 @@ int main(int argument_count, char** arguments) {
     return cli::RunProgram(argument_count, arguments, SHARDPROOF_VERSION);
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "shardproof: out of memory\n");
-    return cli::kExitBadInput;
-  } catch (const std::system_error& error) {
-    // Standard output cannot be written: a full disk behind a redirection.
-    fmt::print(stderr, "shardproof: {}\n", error.what());
     return cli::kExitBadInput;
   } catch (const std::exception& error) {
     fmt::print(stderr, "shardproof: internal error: {}\n", error.what());

@@ -1,7 +1,10 @@
 #include "cli/program.h"
 
+#include <fmt/core.h>
+
 #include <CLI/CLI.hpp>
 #include <string_view>
+#include <system_error>
 
 #include "cli/command.h"
 #include "cli/report.h"
@@ -72,8 +75,12 @@ int RunProgram(int argument_count, const char* const* arguments, const std::stri
     for (int i = 1; i < argument_count; ++i)
       json = json || std::string_view(arguments[i]) == "--json";
     return ReportError(UsageError(app, error, FirstWord(argument_count, arguments)), json);
+  } catch (const std::system_error& error) {
+    // fmt throws where a print fails; what is still in the buffer fails in FinishOutput.
+    fmt::print(stderr, "shardproof: standard output could not be written: {}\n", error.what());
+    return kExitBadInput;
   }
-  return exit_code;
+  return FinishOutput(exit_code);
 }
 
 }  // namespace cli

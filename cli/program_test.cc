@@ -1,7 +1,11 @@
 #include "cli/program.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -53,6 +57,70 @@ class ProgramTest : public testing::Test {
   std::string Path(const std::string& name) const { return (base_ / name).string(); }
   fs::path base_;
 };
+
+// Runs with standard output on a device that takes nothing.
+Outcome RunIntoFullDevice(std::vector<std::string> words) {
+  const int kept = ::dup(STDOUT_FILENO), full = ::open("/dev/full", O_WRONLY);
+  std::fflush(stdout);
+  ::dup2(full, STDOUT_FILENO);
+  testing::internal::CaptureStderr();
+  std::vector<const char*> arguments = {"shardproof"};
+  for (const std::string& word : words) arguments.push_back(word.c_str());
+  Outcome outcome;
+  outcome.exit_code = RunProgram(static_cast<int>(arguments.size()), arguments.data(), "1.2.3");
+  outcome.errors = testing::internal::GetCapturedStderr();
+  ::dup2(kept, STDOUT_FILENO);
+  std::clearerr(stdout);
+  ::close(kept);
+  ::close(full);
+  return outcome;
+}
+
+TEST_F(ProgramTest, OutputThatCannotBeWrittenIsAnError) {
+  ASSERT_EQ(RunWords({"fixture", Path("run"), "--dp", "2", "--zero", "1"}).exit_code, 0);
+  for (const char* command : {"inspect", "check", "digest"}) {
+    const Outcome outcome = RunIntoFullDevice({command, Path("run")});
+    EXPECT_EQ(outcome.exit_code, 2) << command;
+    EXPECT_NE(outcome.errors.find("standard output"), std::string::npos) << outcome.errors;
+  }
+  EXPECT_EQ(RunIntoFullDevice({"compare", Path("run"), Path("run")}).exit_code, 2);
+  EXPECT_EQ(RunIntoFullDevice({"certify", Path("run"), Path("run")}).exit_code, 2);
+}
+
+TEST_F(ProgramTest, ReportsGoThroughLinksAndIntoPipesAndDevices) {
+  ASSERT_EQ(RunWords({"fixture", Path("run"), "--dp", "2", "--zero", "1"}).exit_code, 0);
+  const auto certify = [&](const std::string& report) {
+    return RunWords({"certify", Path("run"), Path("run"), "--certificate", report});
+  };
+  fs::create_symlink("later.json", Path("link.json"));
+  fs::create_symlink(Path("link.json"), Path("second.json"));
+  for (int round = 0; round < 2; ++round) {  // a link to nothing yet, then to a file
+    EXPECT_EQ(certify(Path("second.json")).exit_code, 0);
+    EXPECT_TRUE(fs::is_symlink(Path("second.json")));
+    EXPECT_TRUE(fs::is_symlink(Path("link.json")));
+    EXPECT_GT(fs::file_size(Path("later.json")), 1000u);
+  }
+  ASSERT_EQ(::mkfifo(Path("pipe").c_str(), 0600), 0);
+  const int reader = ::open(Path("pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  (void)::fcntl(reader, F_SETPIPE_SZ, 1 << 20);
+  EXPECT_EQ(certify(Path("pipe")).exit_code, 0);
+  EXPECT_TRUE(fs::is_fifo(Path("pipe")));
+  char begin = 0;
+  EXPECT_EQ(::read(reader, &begin, 1), 1);
+  EXPECT_EQ(begin, '{');
+  ::close(reader);
+  EXPECT_EQ(certify("/dev/full").exit_code, 2);
+  EXPECT_TRUE(fs::is_character_file("/dev/full"));
+  EXPECT_NE(certify("/dev/stdout").output.find("\"verdict\""), std::string::npos);
+}
+
+TEST_F(ProgramTest, TwoReportsIntoOneFileAreRefusedBeforeAnythingRuns) {
+  const Outcome outcome = RunWords({"certify", Path("a"), Path("b"), "--certificate", Path("one"),
+                                    "--html", Path("./one"), "--json"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_EQ(outcome.Json()["error"]["code"], "Usage");
+  EXPECT_FALSE(fs::exists(Path("one")));
+}
 
 TEST_F(ProgramTest, HelpAndVersionAreNoErrors) {
   EXPECT_EQ(RunWords({"--version"}).output, "1.2.3\n");

@@ -2,7 +2,10 @@
 
 #include <fmt/core.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <set>
 
 #include "checkpoint/file.h"
 
@@ -133,9 +136,53 @@ std::string Bytes(int64_t bytes) {
   return fmt::format("{:.1f} {}", amount, kUnits[unit]);
 }
 
+namespace {
+
+namespace fs = std::filesystem;
+
+// The file that a report's path means: links are followed, also one that leads to nothing yet.
+fs::path FollowLinks(fs::path path) {
+  constexpr int kLinksMax = 40;  // as the kernel
+  std::error_code code;
+  for (int i = 0; i < kLinksMax && fs::is_symlink(path, code); ++i) {
+    // A descriptor of a process, as /dev/stdout is one: its link is no path.
+    if (path.string().starts_with("/proc/")) return path;
+    const fs::path next = fs::read_symlink(path, code);
+    path = next.is_absolute() ? next : path.parent_path() / next;
+  }
+  return path;
+}
+
+// A regular file is replaced as a whole. Devices, pipes and descriptors are written to: replacing
+// them would take them from everybody else.
+checkpoint::Status WriteReport(const std::string& report, const std::string& text) {
+  std::error_code code;
+  const fs::path path = FollowLinks(report);
+  const bool descriptor = path.string().starts_with("/proc/");
+  if (!descriptor && (fs::is_regular_file(path, code) || !fs::exists(path, code)))
+    return checkpoint::WriteSmallFile(path, text, /*flush=*/true);
+  std::fflush(stdout);
+  std::FILE* file = std::fopen(path.c_str(), "a");
+  if (file == nullptr) return checkpoint::SystemError(errno, "open for the report", report);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const int write_error = errno;
+  if (std::fclose(file) != 0 || !written)
+    return checkpoint::SystemError(written ? errno : write_error, "write the report", report);
+  return checkpoint::Done{};
+}
+
+}  // namespace
+
+int FinishOutput(int exit_code) {
+  const bool flushed = std::fflush(stdout) == 0;
+  if (flushed && std::ferror(stdout) == 0) return exit_code;
+  fmt::print(stderr, "shardproof: standard output could not be written\n");
+  return kExitBadInput;
+}
+
 checkpoint::Status CheckReportPaths(const ReportFiles& files,
                                     const std::vector<std::string>& checkpoints) {
-  namespace fs = std::filesystem;
+  std::set<fs::path> seen;
   for (const std::string& report : {files.json, files.html, files.junit}) {
     if (report.empty()) continue;
     std::error_code code;
@@ -143,6 +190,10 @@ checkpoint::Status CheckReportPaths(const ReportFiles& files,
     if (!fs::is_directory(path.parent_path(), code)) {
       return checkpoint::Error{checkpoint::ErrorCode::kNotFound, "no such folder",
                                "a folder for the report", report, "Make it, or name another."};
+    }
+    if (!seen.insert(path).second) {
+      return checkpoint::Error{checkpoint::ErrorCode::kUsage, "two reports into one file",
+                               "a file for each", report, "Name another path for one of them."};
     }
     for (const std::string& checkpoint : checkpoints) {
       if (checkpoint.empty()) continue;
@@ -160,14 +211,13 @@ checkpoint::Status CheckReportPaths(const ReportFiles& files,
 checkpoint::Status WriteReports(const ReportFiles& files, const certify::Judgement& judgement,
                                 const nlohmann::ordered_json& certificate) {
   if (!files.json.empty()) {
-    CK_DO(checkpoint::WriteSmallFile(files.json, certificate.dump(2) + "\n", /*flush=*/true));
+    CK_DO(WriteReport(files.json, certificate.dump(2) + "\n"));
   }
   if (!files.html.empty()) {
-    CK_DO(checkpoint::WriteSmallFile(files.html, certify::CertificateHtml(certificate), true));
+    CK_DO(WriteReport(files.html, certify::CertificateHtml(certificate)));
   }
   if (!files.junit.empty()) {
-    CK_DO(checkpoint::WriteSmallFile(files.junit, certify::JudgementJUnit(judgement, "shardproof"),
-                                     true));
+    CK_DO(WriteReport(files.junit, certify::JudgementJUnit(judgement, "shardproof")));
   }
   return checkpoint::Done{};
 }

@@ -21,6 +21,9 @@ inline constexpr int kExitUndecided = 3;
 // object on standard output. Returns kExitBadInput.
 int ReportError(const checkpoint::Error& error, bool json);
 int ExitCode(certify::Verdict verdict);
+// The end of every command: `exit_code`, or kExitBadInput and a line on standard error where
+// standard output could not be written (a full disk behind a redirection).
+int FinishOutput(int exit_code);
 // A table of laws, then the findings of each, faults first.
 void PrintJudgement(const certify::Judgement& judgement, bool certificate);
 // The damage report of `check` and `inspect`: files with their records, then tensors. Nothing where
@@ -35,10 +38,12 @@ std::string Bytes(int64_t bytes);
 struct ReportFiles {
   std::string json, html, junit;
 };
-// Before any work: no report may lie inside a checkpoint, and its folder must be there. Errors:
-// kUsage, kNotFound.
+// Before any work: no report may lie inside a checkpoint, no two may share a file, and the folder
+// must be there. Errors: kUsage, kNotFound.
 checkpoint::Status CheckReportPaths(const ReportFiles& files,
                                     const std::vector<std::string>& checkpoints);
+// A regular file is replaced as a whole, also behind a link; a device, a pipe or /dev/stdout is
+// written to. Errors: kIo, kNotFound.
 checkpoint::Status WriteReports(const ReportFiles& files, const certify::Judgement& judgement,
                                 const nlohmann::ordered_json& certificate);
 

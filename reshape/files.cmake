@@ -2,6 +2,7 @@
 set(RESHAPE_SOURCES
   assemble.cc
   blocks.cc
+  carried_callables.cc
   choose_rules.cc
   classify.cc
   compare_content.cc
@@ -58,6 +59,7 @@ set(RESHAPE_SOURCES
 )
 set(RESHAPE_TESTS
   blocks_test.cc
+  carried_callables_test.cc
   convert_test.cc
   corpus_inventory_test.cc
   corpus_reshape_test.cc

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "checkpoint/file.h"
+#include "reshape/carried_callables.h"
 #include "reshape/disk_space.h"
 #include "reshape/execute.h"
 #include "reshape/memory_use.h"
@@ -159,12 +160,15 @@ Result<ReshapeReport> Reshape(const fs::path& source_path, const fs::path& desti
   fs::path folder = destination.lexically_normal();
   if (!folder.has_filename()) folder = folder.parent_path();  // "out/" is "out"
   CK_DO(CheckDestination(source, folder));
+  std::vector<Notice> carried;
+  CK_DO(CheckCallables(source, carried));
   CK_TRY(const Target target, LayOutTarget(source, options.target));
   CK_TRY(const Plan plan, ComposePlan(source, target));
   ExecuteOptions execute;
   execute.threads = options.threads;
   execute.flush = options.flush;
   ReshapeReport report = MakeReport(source, target, plan, execute);
+  report.notices.insert(report.notices.end(), carried.begin(), carried.end());
   report.anonymous_bytes_peak = ReadMemoryUse().anonymous_bytes;
   if (options.dry_run) return report;
   if (options.check_sums) CK_DO(CheckSourceSums(source, options.threads));
