@@ -52,7 +52,7 @@ struct Judgement {
   Verdict verdict = Verdict::kUndecided;  // broken before undecided before held
   std::string root;  // the law that is the cause; consequences are listed below it
   std::vector<std::string> consequences;
-  std::vector<LawResult> laws;  // certify: R1-R7, then S1-S8 of the target
+  std::vector<LawResult> laws;  // certify: R1-R8, then S1-S8 of the target
   std::vector<FileDigest>
       source_files;  // of the bytes that were judged, sorted by name; check: the one checkpoint
   std::vector<FileDigest> target_files;
@@ -85,7 +85,7 @@ struct Declared {
 // kUnnamedParameter, kUndeclared, kUnprovedOrder, and what the reader says of files that are whole
 // but contradict each other.
 checkpoint::Result<Judgement> Check(const std::filesystem::path& path, const Declared& declared);
-// R1-R7, and S1-S8 of the target. A target that cannot be read refutes; a source that cannot be
+// R1-R8, and S1-S8 of the target. A target that cannot be read refutes; a source that cannot be
 // read is an error (as Check).
 checkpoint::Result<Judgement> Certify(const std::filesystem::path& source,
                                       const std::filesystem::path& target,

@@ -11,6 +11,7 @@
 #include "checkpoint/directory.h"
 #include "checkpoint/file.h"
 #include "checkpoint/limits.h"
+#include "checkpoint/tree.h"
 
 namespace certify {
 namespace {
@@ -107,6 +108,16 @@ checkpoint::Status ReadThrough(const checkpoint::MappedFile& mapped,
   return mapped.CheckUnchanged();
 }
 
+// A file of a rank holds a dictionary, whatever is in it.
+void CheckRoot(const fs::path& path, const checkpoint::Value& root, ScannedFile& scanned) {
+  const checkpoint::FileKind kind = checkpoint::ParseFileName(path).kind;
+  if (kind == checkpoint::FileKind::kKnownOther || kind == checkpoint::FileKind::kUnknown) return;
+  if (checkpoint::MappingItems(root) != nullptr) return;
+  scanned.damage = Error{ErrorCode::kMalformedPickle, checkpoint::Render(root, 80),
+                         "a dictionary at the root of the pickle", path.filename().string(),
+                         "Copy the file anew from where the checkpoint was written."};
+}
+
 checkpoint::Status ScanOne(const ListedFile& listed, const checkpoint::TorchFile* opened,
                            const ScanOptions& options, ScannedFile& scanned) {
   scanned.digest.name = listed.name;
@@ -114,6 +125,7 @@ checkpoint::Status ScanOne(const ListedFile& listed, const checkpoint::TorchFile
     scanned.torch = true;
     scanned.legacy = opened->legacy;
     scanned.callables = checkpoint::FindCallables(opened->root);
+    CheckRoot(listed.path, opened->root, scanned);
     return ReadThrough(*opened->file, opened, scanned);
   }
   CK_TRY(const auto mapped, checkpoint::MappedFile::Open(listed.path));
@@ -127,6 +139,7 @@ checkpoint::Status ScanOne(const ListedFile& listed, const checkpoint::TorchFile
   }
   scanned.legacy = torch.value().legacy;
   scanned.callables = checkpoint::FindCallables(torch.value().root);
+  CheckRoot(listed.path, torch.value().root, scanned);
   return ReadThrough(*torch.value().file, &torch.value(), scanned);
 }
 

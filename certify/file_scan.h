@@ -38,7 +38,7 @@ struct ScannedFile {
   int64_t records_checked = 0;
   std::vector<BadRecord> bad_records;
   std::vector<checkpoint::NamedCallable> callables;  // that its tree names, the known ones left out
-  std::optional<checkpoint::Error> damage;  // the container or its pickle cannot be read
+  std::optional<checkpoint::Error> damage;           // the container or its pickle cannot be read
 };
 
 struct ScanOptions {

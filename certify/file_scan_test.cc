@@ -123,5 +123,19 @@ TEST_F(FileScanTest, AMissingFolderIsAnError) {
   EXPECT_EQ(files.error().code, checkpoint::ErrorCode::kNotFound);
 }
 
+TEST_F(FileScanTest, AFileOfARankThatHoldsNoDictionaryIsDamaged) {
+  fs::remove(Model());
+  ASSERT_TRUE(checkpoint::WriteTorchFile(Model(), checkpoint::MakeNone(),
+                                         checkpoint::StringMemo::kByContent, {})
+                  .ok());
+  for (const ScannedFile& file : Scan()) {
+    const bool model = file.digest.name == "global_step1/mp_rank_00_model_states.pt";
+    ASSERT_EQ(file.damage.has_value(), model) << file.digest.name;
+    if (!model) continue;
+    EXPECT_EQ(file.damage->code, checkpoint::ErrorCode::kMalformedPickle);
+    EXPECT_EQ(file.damage->found, "None");
+  }
+}
+
 }  // namespace
 }  // namespace certify

@@ -25,9 +25,11 @@ set(CERTIFY_SOURCES
   r5_carried.cc
   r6_target.cc
   r7_rest.cc
+  r8_source.cc
   report.cc
   root_cause.cc
   s1_complete.cc
+  s1_entries.cc
   s2_covered.cc
   s3_replicas.cc
   s4_masters.cc
@@ -63,8 +65,10 @@ set(CERTIFY_TESTS
   pair_laws_test.cc
   parallel_test.cc
   r7_rest_test.cc
+  r8_source_test.cc
   report_test.cc
   root_cause_test.cc
+  s1_entries_test.cc
   scan_floats_test.cc
   schema_check.cc
   subject_test.cc

@@ -1,4 +1,4 @@
-// The judgements themselves: Check (S1-S8 of one checkpoint) and Certify (R1-R7, and S1-S8 of the
+// The judgements themselves: Check (S1-S8 of one checkpoint) and Certify (R1-R8, and S1-S8 of the
 // target).
 #include <ATen/Parallel.h>
 #include <malloc.h>
@@ -54,7 +54,7 @@ LawResult Undecided(std::string_view law, const std::string& reason) {
 Result<std::vector<LawResult>> JudgeDamaged(const std::vector<ScannedFile>& files,
                                             const Error& error) {
   std::vector<LawResult> laws;
-  const std::string reason = "a file cannot be read: " + error.ToString();
+  const std::string reason = "a file cannot be read, as S8 says";
   for (const std::string_view law : LawNumbers('S'))
     if (law != "S8") laws.push_back(Undecided(law, reason));
   LawResult containers = CheckContainers(files);
@@ -164,6 +164,11 @@ Result<Judgement> Certify(const fs::path& source_path, const fs::path& target_pa
     judgement.laws = PairOfDamaged(target.laws);
   } else {
     StatesEqual states(source, *target.subject, target_declared.moments_factor);
+    SourceIsOne one(source);
+    states.ShowSource(
+        [&](size_t index, const std::string& state, const oracle::Assembled& assembled) {
+          one.Visit(index, state, assembled);
+        });
     SweepOptions options;
     options.threads = target_declared.threads;
     options.also = [&](size_t index, const std::string& state, const oracle::Assembled& assembled) {
@@ -178,6 +183,8 @@ Result<Judgement> Certify(const fs::path& source_path, const fs::path& target_pa
     judgement.laws.push_back(CompareTrainingState(source, *target.subject));
     judgement.laws.push_back(JudgeTargetAlone(target.laws));
     judgement.laws.push_back(ListTheRest(source, *target.subject, states.Rest()));
+    CK_TRY(LawResult source_is_one, one.Finish(source_scanned, source_declared.threads));
+    judgement.laws.push_back(std::move(source_is_one));
   }
   for (LawResult& law : target.laws) judgement.laws.push_back(std::move(law));
   Conclude(judgement);

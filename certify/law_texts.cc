@@ -10,9 +10,10 @@ namespace {
 const std::array kLawTexts = {
     LawText{
         "S1", "complete", "files",
-        "Presence of every file that the topology needs; one tag; one engine step over all model "
-        "files; names of all other files.",
-        "Content of the files; files outside the run folder."},
+        "Presence of every file that the topology needs, and of the same entries in every model "
+        "file; one tag; one engine step over all model files; each model file under the name of "
+        "its writer; names of all other files.",
+        "Values in the files; files outside the run folder."},
     LawText{"S2", "covered", "elements",
             "Every element of every state of every logical tensor, vocabulary padding included: "
             "held by "
@@ -79,6 +80,10 @@ const std::array kLawTexts = {
             "change "
             "that no rule explains breaks the law.",
             "Whether the framework reads an entry."},
+    LawText{"R8", "source is one checkpoint", "laws",
+            "The source on its own, by laws S1, S2, S3, S6 and S8: what a reshape has to rely on.",
+            "Laws S4, S5 and S7 of the source: what they see a reshape carries, and R6 sees it in "
+            "the target."},
     LawText{
         "V1", "files unchanged", "files",
         "Name, byte count and XXH3-128 of every file on both sides against the certificate; the "

@@ -284,5 +284,22 @@ TEST_F(LawsTest, DriftedReplicasAreTheRootWhereTheirWeightsDiffer) {
   EXPECT_EQ(Judge().root, "S3");
 }
 
+// Without its files nothing is known of the optimizer: no law may say that it held, or that there
+// was none.
+TEST_F(LawsTest, NoOptimizerFileAtAllLeavesItsLawsUndecided) {
+  for (oracle::FileFact& fact : fake_->facts.files)
+    if (fact.kind == "optimizer states") fact.present = false;
+  for (oracle::TensorInfo& info : fake_->infos)
+    for (const char* state : {oracle::kMaster, oracle::kExpAvg, oracle::kExpAvgSq})
+      info.states.erase(state);
+  fake_->facts.groups.clear();
+  fake_->facts.no_steps_taken = true;
+  for (const char* number : {"S4", "S5", "S7"}) {
+    const LawResult law = Law(number);
+    EXPECT_EQ(law.verdict, Verdict::kUndecided) << number;
+    EXPECT_NE(law.reason.find("every optimizer file is missing"), std::string::npos) << law.reason;
+  }
+}
+
 }  // namespace
 }  // namespace certify

@@ -27,6 +27,11 @@ class PairLawsTest : public JudgementTest {
   Judgement Judge(const std::string& only) override {
     const Subject source = SubjectOf(source_), target = SubjectOf(target_, only);
     StatesEqual states(source, target, factor_);
+    SourceIsOne one(source);
+    states.ShowSource(
+        [&](size_t index, const std::string& state, const oracle::Assembled& assembled) {
+          one.Visit(index, state, assembled);
+        });
     SweepOptions options;
     options.also = [&](size_t index, const std::string& state, const oracle::Assembled& assembled) {
       states.Visit(index, state, assembled);
@@ -43,6 +48,9 @@ class PairLawsTest : public JudgementTest {
                       CompareTrainingState(source, target),
                       JudgeTargetAlone(laws.value())};
     judgement.laws.push_back(ListTheRest(source, target, states.Rest()));
+    auto source_is_one = one.Finish(source_scanned_, 1);
+    EXPECT_TRUE(source_is_one.ok());
+    judgement.laws.push_back(std::move(source_is_one).value());
     for (LawResult& law : laws.value()) judgement.laws.push_back(std::move(law));
     Conclude(judgement);
     return judgement;
@@ -70,6 +78,7 @@ class PairLawsTest : public JudgementTest {
   }
 
   std::shared_ptr<FakeOracle> source_ = SoundModel(), target_ = SoundModel();
+  std::vector<ScannedFile> source_scanned_ = WholeFiles();
   std::optional<double> factor_;
 };
 

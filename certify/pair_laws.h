@@ -1,4 +1,4 @@
-// Laws R1-R7, of a source and a target. Internal to certify/. Texts: docs/LAWS.md. Tested by
+// Laws R1-R8, of a source and a target. Internal to certify/. Texts: docs/LAWS.md. Tested by
 // pair_laws_test.cc and corpus_laws_test.cc.
 //
 // Tensors are matched by canonical name. What a target should hold follows from the source alone,
@@ -10,12 +10,14 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "certify/compare_bits.h"
 #include "certify/report.h"
+#include "certify/single_laws.h"
 #include "certify/subject.h"
 
 namespace certify {
@@ -30,6 +32,28 @@ LawResult JudgeTargetAlone(const std::vector<LawResult>& target_laws);         /
 LawResult ListTheRest(const Subject& source, const Subject& target,
                       const std::vector<Finding>& from_states);
 
+// R8. Looks at the states that R2-R4 assemble of the source, so that none is assembled twice for
+// it.
+class SourceIsOne {
+ public:
+  explicit SourceIsOne(const Subject& source)
+      : source_(source), covered_(source), replicas_(source) {}
+  // A state of the source; later visits of the same one are ignored. Called from several threads.
+  void Visit(size_t index, const std::string& state, const oracle::Assembled& assembled);
+  // Assembles the states that were not shown. `files`: the source's. Errors: kLimitExceeded
+  // (memory).
+  checkpoint::Result<LawResult> Finish(const std::vector<ScannedFile>& files, int32_t threads);
+
+ private:
+  checkpoint::Status VisitTheRest(int32_t threads);
+
+  const Subject& source_;
+  Covered covered_;
+  ReplicasAgree replicas_;
+  std::mutex mutex_;
+  std::set<std::pair<size_t, std::string>> seen_;
+};
+
 // R2, R3 and R4: one object, because a state of the target may follow from another state of the
 // source.
 class StatesEqual {
@@ -37,6 +61,9 @@ class StatesEqual {
   // `moments_factor`: as Declared::moments_factor.
   StatesEqual(const Subject& source, const Subject& target, std::optional<double> moments_factor);
 
+  // Who else wants to see each state of the source that is assembled here. Called from several
+  // threads.
+  void ShowSource(StateHook hook) { source_hook_ = std::move(hook); }
   // A state of the target; assembles what it needs of the source. Called from several threads.
   void Visit(size_t target_index, const std::string& state, const oracle::Assembled& assembled);
   LawResult FinishWeights();
@@ -72,9 +99,14 @@ class StatesEqual {
   // Rows of this tensor cannot be told apart: TP differs, and its order is not declared.
   bool InDoubt(const oracle::TensorInfo& source, const oracle::TensorInfo& target) const;
   void ReportDoubt(Report& report) const;
+  void ReportRulesInDoubt(Report& report) const;
+
+  checkpoint::Result<oracle::Assembled> AssembleSource(size_t index,
+                                                       const std::string& state) const;
 
   const Subject& source_;
   const Subject& target_;
+  StateHook source_hook_;  // may be null
   const std::map<std::string, size_t> source_by_name_;
   std::optional<double> factor_;  // moments may be multiplied by this
   std::string factor_origin_;

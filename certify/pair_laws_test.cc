@@ -1,4 +1,4 @@
-// Laws R1-R7 on pairs of checkpoints in memory: each held, broken, undecided and not applicable.
+// Laws R1-R8 on pairs of checkpoints in memory: each held, broken, undecided and not applicable.
 #include "certify/pair_laws.h"
 
 #include <ATen/Tensor.h>
@@ -49,6 +49,8 @@ TEST_F(PairLawsTest, AnotherShapeOrRoleBreaksR1) {
   EXPECT_EQ(Broken("R1", "role-differs").tensor, "frozen");
   source_->Info("frozen").role = oracle::Role::kFrozen;
   source_->Info("frozen").shape = {1, 3};
+  at::Tensor& value = source_->Value("frozen", oracle::kWeight);
+  value = value.view({1, 3});
   Broken("R1", "shape-differs");
 }
 

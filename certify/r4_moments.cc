@@ -114,6 +114,7 @@ LawResult StatesEqual::FinishMoments() {
   JudgeMissingStates();
   target_.ReportLeftOut(moments_);
   ReportDoubt(moments_);
+  ReportRulesInDoubt(moments_);
   ExplainFactor();
   if (moments_scaled_ > 0) {
     Finding finding;

@@ -22,7 +22,7 @@ namespace certify {
 struct LawText {
   std::string_view law, title, unit, covers, does_not_cover;
 };
-// REQUIRES: one of "S1".."S8", "R1".."R7", "V1".
+// REQUIRES: one of "S1".."S8", "R1".."R8", "V1".
 const LawText& TextOf(std::string_view law);
 std::vector<std::string_view> LawNumbers(char letter);
 

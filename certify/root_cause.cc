@@ -49,11 +49,12 @@ bool PlacesFollow(const Judgement& judgement) {
   return IsBroken(judgement, "S4");
 }
 
-// Cause before consequence. A damaged file may break anything; a missing one leaves elements
-// uncovered; elements in the wrong place break whatever looks at values; the target's own laws come
-// before the comparison with the source, which only says that something changed.
+// Cause before consequence. What a source contradicts no target can carry. A damaged file may break
+// anything; a missing one leaves elements uncovered; elements in the wrong place break whatever
+// looks at values; the target's own laws come before the comparison with the source, which only
+// says that something changed.
 std::vector<std::string> CausalOrder(const Judgement& judgement) {
-  std::vector<std::string> order = {"S8", "S1"};
+  std::vector<std::string> order = {"R8", "S8", "S1"};
   if (IsBroken(judgement, "S2") && PlacesFollow(judgement)) order.push_back("S4");
   order.insert(order.end(), {"S2", "R1"});
   if (IsBroken(judgement, "S3") && ReplicasFollow(judgement)) {

@@ -1,6 +1,7 @@
-// Law S1, complete. Covers: presence of every file that the topology needs; one tag; one engine
-// step over all model files; names of all other files. Does not cover: content of the files; files
-// outside the run folder.
+// Law S1, complete. Covers: presence of every file that the topology needs, and in every model file
+// of what its siblings have; one tag; one engine step over all model files; each model file under
+// the name of its writer; names of all other files. Does not cover: other content of the files;
+// files outside the run folder.
 
 #include "certify/format.h"
 #include "certify/single_laws.h"
@@ -79,6 +80,7 @@ LawResult CheckComplete(const Subject& subject) {
       report.Add(WithPlace(std::move(finding), other.place));
     }
   }
+  CheckModelEntries(subject, report);
   for (const oracle::Finding& met : summary.findings)
     if (LawOfKind(met.kind) == "S1") report.Add(FindingOf(met));
   return report.Finish();

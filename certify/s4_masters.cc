@@ -154,6 +154,8 @@ LawResult MastersFresh::Finish() {
   if (summary.master_is_weight) {
     report_.NotApplicable(
         "the optimizer works on the fp32 weights themselves: there are no masters");
+  } else if (subject_.LacksOptimizerFiles()) {
+    report_.Incomplete("every optimizer file is missing, and the masters with them");
   } else if (!any_master && any_16bit && summary.wrapper == "none") {
     report_.Incomplete("weights only: no optimizer state lies beside the 16-bit weights");
   } else if (!any_weight) {

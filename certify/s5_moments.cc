@@ -261,6 +261,10 @@ void MomentsSane::JudgeMissing() {
                       info.states.count(oracle::kExpAvgSq) > 0))
       missing.push_back(i);
   }
+  if (subject_.LacksOptimizerFiles()) {
+    report_.Incomplete("every optimizer file is missing, and the moments with them");
+    return;
+  }
   if (summary.no_steps_taken && with_state == 0) {
     report_.NotApplicable("no optimizer step was taken, so there is no optimizer state yet");
     return;

@@ -76,6 +76,10 @@ void CheckWeightDecay(const Subject& subject,
 LawResult CheckGroups(const Subject& subject) {
   Report report("S7");
   const std::vector<oracle::GroupInfo>& groups = subject.summary().groups;
+  if (subject.LacksOptimizerFiles()) {
+    report.Incomplete("every optimizer file is missing, and the groups with them");
+    return report.Finish();
+  }
   if (groups.empty()) {
     report.NotApplicable("there is no optimizer, hence no group");
     return report.Finish();

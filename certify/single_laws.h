@@ -21,6 +21,7 @@
 namespace certify {
 
 LawResult CheckComplete(const Subject& subject);                   // S1
+void CheckModelEntries(const Subject& subject, Report& report);    // S1, part: s1_entries.cc
 LawResult CheckCounters(const Subject& subject);                   // S6
 LawResult CheckGroups(const Subject& subject);                     // S7
 LawResult CheckContainers(const std::vector<ScannedFile>& files);  // S8

@@ -99,6 +99,13 @@ void StatesEqual::Note(std::string kind, size_t target_index, const std::string&
   rest_.push_back(std::move(finding));
 }
 
+checkpoint::Result<oracle::Assembled> StatesEqual::AssembleSource(size_t index,
+                                                                  const std::string& state) const {
+  auto assembled = source_.oracle->Assemble(index, state);
+  if (assembled.ok() && source_hook_) source_hook_(index, state, assembled.value());
+  return assembled;
+}
+
 void StatesEqual::Visit(size_t target_index, const std::string& state,
                         const oracle::Assembled& assembled) {
   const oracle::TensorInfo& target = target_.tensors()[target_index];
@@ -112,7 +119,7 @@ void StatesEqual::Visit(size_t target_index, const std::string& state,
     return;
   }
   if (InDoubt(source, target)) return;
-  auto expected = source_.oracle->Assemble(match->second, rule->source_state);
+  auto expected = AssembleSource(match->second, rule->source_state);
   if (!expected.ok()) {
     report.Incomplete(Format("{} of {} cannot be put together from the source: {}",
                              rule->source_state, source.name, expected.error().ToString()));
@@ -230,7 +237,7 @@ void StatesEqual::AddDifference(const Pair& pair, const Difference& difference) 
 // The target keeps no weight of this parameter (universal folders): the source's weight must be the
 // target's master, rounded.
 void StatesEqual::CompareWeightWithMaster(size_t source_index, size_t target_index) {
-  const auto weight = source_.oracle->Assemble(source_index, oracle::kWeight);
+  const auto weight = AssembleSource(source_index, oracle::kWeight);
   const auto master = target_.oracle->Assemble(target_index, oracle::kMaster);
   const std::string& name = target_.tensors()[target_index].name;
   if (!weight.ok() || !master.ok()) {
@@ -305,6 +312,23 @@ void StatesEqual::ReportDoubt(Report& report) const {
   report.Add(std::move(finding), -1);
 }
 
+// A declared rule that splits a tensor otherwise than the files say makes both sides be read
+// wrongly in the same manner, so that equal bits prove nothing where the shards were joined.
+void StatesEqual::ReportRulesInDoubt(Report& report) const {
+  const oracle::Summary &source = source_.summary(), &target = target_.summary();
+  const bool joined = source.tensor_parallel != target.tensor_parallel ||
+                      source.format != target.format || source.layout != target.layout;
+  if (!joined || std::max(source.tensor_parallel, target.tensor_parallel) < 2) return;
+  for (size_t i = 0; i < source_.tensors().size(); ++i) {
+    const oracle::TensorInfo& info = source_.tensors()[i];
+    if (info.rule_in_doubt.empty() || !source_.IsJudged(i)) continue;
+    report.Incomplete(
+        Format("{} is read as the rules say, against the source's own files: {}; nothing tells "
+               "which is right",
+               info.name, info.rule_in_doubt));
+  }
+}
+
 LawResult StatesEqual::FinishWeights() {
   JudgeMissingStates();
   if (!HasState(source_, oracle::kWeight) && !HasState(target_, oracle::kWeight)) {
@@ -312,6 +336,7 @@ LawResult StatesEqual::FinishWeights() {
   } else {
     target_.ReportLeftOut(weights_);
     ReportDoubt(weights_);
+    ReportRulesInDoubt(weights_);
   }
   return weights_.Finish();
 }
@@ -320,6 +345,7 @@ LawResult StatesEqual::FinishMasters() {
   JudgeMissingStates();
   target_.ReportLeftOut(masters_);
   ReportDoubt(masters_);
+  ReportRulesInDoubt(masters_);
   if (!HasState(source_, oracle::kMaster) && !HasState(target_, oracle::kMaster)) {
     masters_.NotApplicable("neither side keeps fp32 masters");
   } else if (!HasState(target_, oracle::kMaster)) {

@@ -9,6 +9,7 @@
 
 #include "certify/compare_bits.h"
 #include "certify/format.h"
+#include "checkpoint/directory.h"
 
 namespace certify {
 
@@ -16,6 +17,16 @@ void Subject::ReportLeftOut(Report& report) const {
   if (left_out == 0) return;
   report.Incomplete(Format("{} of {} tensors are left out by the pattern '{}'", left_out,
                            tensors().size(), only));
+}
+
+bool Subject::LacksOptimizerFiles() const {
+  bool expected = false, present = false;
+  for (const oracle::FileFact& fact : summary().files) {
+    if (checkpoint::ParseFileName(fact.name).kind != checkpoint::FileKind::kOptimStates) continue;
+    expected = expected || fact.expected;
+    present = present || fact.present;
+  }
+  return expected && !present;
 }
 
 checkpoint::Status Subject::CheckAnySelected() const {

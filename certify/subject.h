@@ -26,6 +26,8 @@ struct Subject {
   const std::vector<oracle::TensorInfo>& tensors() const { return oracle->tensors(); }
   // Errors: kUsage where `only` leaves nothing of the tensors.
   checkpoint::Status CheckAnySelected() const;
+  // The topology needs optimizer files, and not one of them is there.
+  bool LacksOptimizerFiles() const;
   // Not an alias and not left out.
   bool IsJudged(size_t index) const { return selected[index] && tensors()[index].alias_of.empty(); }
   // Tells a law that looks at elements what `only` leaves out.

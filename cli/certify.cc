@@ -69,7 +69,7 @@ void AddReportFlags(CLI::App& app, ReportFiles& files) {
 void AddCertifyCommand(CLI::App& root, int& exit_code) {
   auto flags = std::make_shared<CertifyFlags>();
   CLI::App* app =
-      root.add_subcommand("certify", "laws R1-R7: does the target hold the same state?");
+      root.add_subcommand("certify", "laws R1-R8: does the target hold the same state?");
   app->add_option("source", flags->source, "run folder or step folder")->required();
   app->add_option("target", flags->target, "run folder or step folder")->required();
   app->add_option("--target-tag", flags->target_tag, "step folder of the target");

@@ -15,14 +15,16 @@ using checkpoint::Status;
 using checkpoint::Value;
 
 Status DecideKinds(Draft& draft) {
-  std::map<std::string, std::vector<std::string>> disagreements;
+  std::map<std::pair<bool, std::string>, std::vector<std::string>> disagreements;
   for (TensorEntry& entry : draft.tensors) {
     if (!entry.kind.canonical.empty()) continue;
     CK_TRY(entry.kind, draft.naming.KindOf(entry.info.name));
     if (!entry.kind.disagreement.empty())
-      disagreements[entry.kind.disagreement].push_back(entry.info.name);
+      disagreements[{entry.kind.against_file, entry.kind.disagreement}].push_back(entry.info.name);
+    entry.info.rule_in_doubt = entry.kind.against_file ? entry.kind.disagreement : "";
   }
-  for (auto& [text, names] : disagreements) draft.Note("rules-disagree", text, std::move(names));
+  for (auto& [said, names] : disagreements)
+    draft.Note("rules-disagree", said.second, std::move(names));
   return checkpoint::Done{};
 }
 

@@ -165,6 +165,7 @@ Status Naming::ApplyRules(const Rules& rules, const std::string& origin,
       kind.parallel = rule.parallel;
       kind.rule = origin + ": " + rule.canonical;
     } else if (kind.parallel != rule.parallel) {
+      if (kind.against_file) return checkpoint::Done{};  // the files' own word weighs more
       kind.disagreement = kind.rule + " says " + std::string(ParallelWord(kind.parallel)) + ", " +
                           origin + " says " + std::string(ParallelWord(rule.parallel));
       return checkpoint::Done{};
@@ -256,6 +257,7 @@ Status Naming::ApplyUniversal(const std::string& name, ParameterKind& kind) cons
     kind.sub_parameter_rows = said.sub_parameter_rows;
     kind.rule = said.rule;
   } else if (kind.parallel != said.parallel) {
+    kind.against_file = true;
     kind.disagreement = kind.rule + " says " + std::string(ParallelWord(kind.parallel)) + ", " +
                         said.rule + " says " + std::string(ParallelWord(said.parallel));
   }

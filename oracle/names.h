@@ -20,8 +20,9 @@ namespace oracle {
 
 struct ParameterKind {
   std::string canonical;
-  std::string rule;          // who named it; empty: nobody
-  std::string disagreement;  // a sentence where two sources differ; empty for most
+  std::string rule;           // who named it; empty: nobody
+  std::string disagreement;   // a sentence where two sources differ; empty for most
+  bool against_file = false;  // one of the two is what the checkpoint itself says
   checkpoint::Parallel parallel = checkpoint::Parallel::kReplicated;
   checkpoint::Fused fused = checkpoint::Fused::kNone;
   std::vector<int64_t> sub_parameter_rows;  // of the full tensor on the split dimension

@@ -64,6 +64,9 @@ struct TensorInfo {
   std::optional<double> step;                       // as stored
   std::string
       rule;  // which rule named it: "built-in ...: pattern", "universal_checkpoint_info", "FILE"
+  // Where the rule splits otherwise than the checkpoint's own universal_checkpoint_info says: a
+  // sentence that names both.
+  std::string rule_in_doubt;
   std::vector<int64_t> weight_strides;  // where stored transposed
   // Queries, keys and values in one tensor that is split over tensor ranks: its row order is
   // Summary::qkv_layout; without one, `Assemble` concatenates the shards.

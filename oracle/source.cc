@@ -21,6 +21,12 @@ std::string Rank::ToString() const {
          std::to_string(data);
 }
 
+size_t Source::AnyModel() const {
+  for (const auto& [number, file] : model)
+    if (checkpoint::Has(files[file].root, "module")) return file;
+  return model.begin()->second;
+}
+
 Value Source::Model(int32_t stage, int32_t tensor) const {
   const auto found = model.find(ModelNumber(stage, tensor));
   return found == model.end() ? Value() : files[found->second].root;

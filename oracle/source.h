@@ -39,9 +39,9 @@ struct Source {
   const checkpoint::Value& Root(size_t file) const { return files[file].root; }
   // The model file of a model-parallel rank; null Value where absent.
   checkpoint::Value Model(int32_t stage, int32_t tensor) const;
-  // Any model file: the one with the lowest number. REQUIRES: one is there (OpenSource guarantees
-  // it).
-  size_t AnyModel() const { return model.begin()->second; }
+  // The model file that speaks for all: the lowest number whose file has a module, or the lowest.
+  // REQUIRES: one is there (OpenSource guarantees it).
+  size_t AnyModel() const;
   int64_t ModelNumber(int32_t stage, int32_t tensor) const {
     return int64_t{stage} * grid.tensor + tensor;
   }

@@ -125,6 +125,37 @@ TEST_F(PlantedFaultsTest, AreRefutedByTheirOwnLawInGeneratedCheckpoints) {
       1);
 }
 
+// A source that contradicts itself is no one checkpoint, however sound the target is.
+TEST_F(PlantedFaultsTest, InASourceRefuteASoundTarget) {
+  fixtures::FixtureSpec zero = Spec(2, 2, 3);  // which leaves alignment padding
+  zero.zero_stage = 1;
+  zero.wrapper = fixtures::OptimizerWrapper::kZero;
+  const Ground ground = Generated("sound", zero);
+  const std::set<std::string> laws = {"S1", "S2", "S3", "S6", "S8"};
+  std::set<std::string> refuted_by;
+  for (const fixtures::Fault& fault : fixtures::Faults()) {
+    if (fault.needs_pair || laws.count(fault.law) == 0) continue;
+    const fs::path copy = work_ / "source";
+    fs::remove_all(copy);
+    fs::copy(ground.folder, copy, fs::copy_options::recursive);
+    if (!fixtures::PlantFault(copy, fault.name, /*seed=*/7).ok()) continue;
+    const auto judgement = certify::Certify(copy, ground.folder, {}, {});
+    if (!judgement.ok()) continue;  // it cannot be read at all
+    EXPECT_EQ(judgement.value().verdict, certify::Verdict::kBroken) << fault.name;
+    EXPECT_EQ(judgement.value().root, "R8") << fault.name;
+    for (const certify::LawResult& law : judgement.value().laws) {
+      if (law.law != "R8") continue;
+      ASSERT_FALSE(law.findings.empty()) << fault.name;
+      bool own = false;
+      for (const certify::Finding& finding : law.findings)
+        own = own || (finding.fault && finding.kind == fault.law);
+      EXPECT_TRUE(own) << fault.name << " is not said to break " << fault.law;
+    }
+    refuted_by.insert(fault.law);
+  }
+  EXPECT_EQ(refuted_by, laws);
+}
+
 TEST_F(PlantedFaultsTest, AreRefutedByTheirOwnLawInRealCheckpoints) {
   std::vector<Ground> grounds;
   for (const char* family : {"megatron_deepspeed", "deepspeed"}) {

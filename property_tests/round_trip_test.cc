@@ -1,5 +1,5 @@
 // L1, L3 and the certificate over random cases: what the fixture writer means is what the oracle
-// reads; a reshape is certified by all of R1-R7; and the way back holds the same state.
+// reads; a reshape is certified by all of R1-R8; and the way back holds the same state.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
