@@ -350,13 +350,14 @@ double FactorAtLargest(const at::Tensor& expected, const at::Tensor& found) {
   return static_cast<double>(b[best]) / static_cast<double>(a[best]);
 }
 
-std::string DifferenceText(const Difference& difference) {
+std::string DifferenceText(const Difference& difference, const SideWords& words) {
   if (difference.equal()) return Format("all {} elements are equal", difference.compared);
   std::string text = Format("{} of {} elements differ", difference.differing, difference.compared);
   if (difference.differing > difference.not_comparable)
     text += Format(", by at most {} ulp", difference.ulp_max);
-  text += Format("; first at {}: expected {}, found {}", difference.first_index,
-                 NumberText(difference.first_expected), NumberText(difference.first_found));
+  text += Format("; first at {}: {} {}, {} {}", difference.first_index, words.expected,
+                 NumberText(difference.first_expected), words.found,
+                 NumberText(difference.first_found));
   return text;
 }
 

@@ -82,7 +82,12 @@ Difference CompareScaled(const at::Tensor& expected, const at::Tensor& found,
 double FactorAtLargest(const at::Tensor& expected, const at::Tensor& found);
 
 // "3 of 512 elements differ, by at most 2 ulp; first at 17: expected 0.5, found 0.25".
-std::string DifferenceText(const Difference& difference);
+// `words`: what to call the two sides.
+struct SideWords {
+  const char* expected = "expected";
+  const char* found = "found";
+};
+std::string DifferenceText(const Difference& difference, const SideWords& words = {});
 
 // Number of an element as double, for messages. REQUIRES: contiguous, index in range.
 double ElementAsDouble(const at::Tensor& tensor, int64_t index);

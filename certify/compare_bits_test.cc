@@ -155,6 +155,9 @@ TEST(DifferenceTest, AppendShiftsIndices) {
   EXPECT_EQ(sum.worst_found, 5);
   EXPECT_EQ(DifferenceText(sum),
             "1 of 4 elements differ, by at most 10485760 ulp; first at 3: expected 2, found 5");
+  EXPECT_EQ(DifferenceText(sum, {"the master rounds to", "the weight is"}),
+            "1 of 4 elements differ, by at most 10485760 ulp; first at 3: the master rounds to 2, "
+            "the weight is 5");
 }
 
 }  // namespace

@@ -11,9 +11,9 @@ const std::array kLawTexts = {
     LawText{
         "S1", "complete", "files",
         "Presence of every file that the topology needs, and of the same entries in every model "
-        "file; one tag; one engine step over all model files; each model file under the name of "
-        "its writer; names of all other files.",
-        "Values in the files; files outside the run folder."},
+        "file; one tag; one engine step over all model files; args of one model and of this "
+        "topology; each model file under the name of its writer; names of all other files.",
+        "Other values in the files; files outside the run folder."},
     LawText{"S2", "covered", "elements",
             "Every element of every state of every logical tensor, vocabulary padding included: "
             "held by "

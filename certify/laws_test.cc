@@ -166,6 +166,10 @@ TEST_F(LawsTest, OneMasterOffBreaksS4AndNamesElementAndHolder) {
   EXPECT_EQ(finding.count, 1);
   EXPECT_EQ(finding.rank, "tp0-pp0-dp1");
   EXPECT_NE(finding.text.find("1 of 16"), std::string::npos) << finding.text;
+  EXPECT_NE(finding.text.find("the master rounds to 0.5, the weight is 0.36"), std::string::npos)
+      << finding.text;
+  const std::string summary = Broken("S4", "stale-masters").text;
+  EXPECT_NE(summary.find("too few to be of another step"), std::string::npos) << summary;
 }
 
 TEST_F(LawsTest, OneUlpOfAWeightBreaksS4) {

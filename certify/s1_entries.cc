@@ -47,6 +47,31 @@ constexpr std::string_view kMegatronEntries[] = {
     "rng_state", "checkpoint_info",    "random_rng_state", "universal_checkpoint_info"};
 constexpr std::string_view kArgsEntries[] = {"tensor_model_parallel_size",
                                              "pipeline_model_parallel_size"};
+// Of args: what makes the model. Every rank was started with the same.
+constexpr std::string_view kModelArgs[] = {"num_layers",
+                                           "encoder_num_layers",
+                                           "hidden_size",
+                                           "ffn_hidden_size",
+                                           "num_attention_heads",
+                                           "num_key_value_heads",
+                                           "kv_channels",
+                                           "seq_length",
+                                           "max_position_embeddings",
+                                           "padded_vocab_size",
+                                           "make_vocab_size_divisible_by",
+                                           "normalization",
+                                           "layernorm_epsilon",
+                                           "swiglu",
+                                           "glu_activation",
+                                           "position_embedding_type",
+                                           "use_rotary_position_embeddings",
+                                           "rotary_percent",
+                                           "rope_theta",
+                                           "untie_embeddings_and_output_weights",
+                                           "tensor_model_parallel_size",
+                                           "pipeline_model_parallel_size",
+                                           "fp16",
+                                           "bf16"};
 // Names shown of a file that lacks many.
 constexpr size_t kNamesShown = 8;
 
@@ -155,7 +180,6 @@ void CompareRanks(const std::vector<ModelFile>& files, Report& report) {
   for (const ModelFile& file : files) {
     const int64_t rank =
         checkpoint::AsInt(checkpoint::GetPath(file.root, {"args", "rank"})).value_or(-1);
-    report.Compared(1);
     if (before != nullptr && rank <= last) {
       Finding finding;
       finding.fault = true;
@@ -173,11 +197,58 @@ void CompareRanks(const std::vector<ModelFile>& files, Report& report) {
   }
 }
 
+// Args that two files do not agree on; the first file against each other one.
+void CompareArgs(const ModelFile& first, const ModelFile& file, Report& report) {
+  std::vector<std::string> differing;
+  for (const std::string_view name : kModelArgs) {
+    const Value expected = checkpoint::GetPath(first.root, {"args", name});
+    const Value found = checkpoint::GetPath(file.root, {"args", name});
+    if (expected == nullptr || found == nullptr) continue;
+    const std::string said = checkpoint::Render(found, 80),
+                      other = checkpoint::Render(expected, 80);
+    if (said != other) differing.push_back(Format("{} {}, not {}", name, said, other));
+  }
+  if (differing.empty()) return;
+  Finding finding;
+  finding.fault = true;
+  finding.kind = "args-differ";
+  finding.file = file.name;
+  finding.count = static_cast<int64_t>(differing.size());
+  finding.text = Format("args of {} say {}, as {} does: they are not of one run", file.name,
+                        Shown(differing), first.name);
+  report.Add(std::move(finding));
+}
+
+// Sizes of args against the topology that the files have.
+void CompareTopology(const Subject& subject, const ModelFile& file, Report& report) {
+  const oracle::Summary& summary = subject.summary();
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"tensor_model_parallel_size", summary.tensor_parallel},
+      {"pipeline_model_parallel_size", summary.pipeline_parallel}};
+  for (const auto& [name, expected] : sizes) {
+    const auto said = checkpoint::AsInt(checkpoint::GetPath(file.root, {"args", name}));
+    if (!said) continue;
+    if (*said == expected) continue;
+    Finding finding;
+    finding.fault = true;
+    finding.kind = "args-of-another-topology";
+    finding.file = file.name;
+    finding.count = 1;
+    finding.text =
+        Format("args.{} of {} is {}; the files are of {}", name, file.name, *said, expected);
+    report.Add(std::move(finding));
+  }
+}
+
 }  // namespace
 
 void CheckModelEntries(const Subject& subject, Report& report) {
   const std::vector<ModelFile> files = ModelFilesOf(subject);
   for (const ModelFile& file : files) CompareEntries(file, files, report);
+  for (const ModelFile& file : files) {
+    if (&file != &files.front()) CompareArgs(files.front(), file, report);
+    CompareTopology(subject, file, report);
+  }
   CompareRanks(files, report);
 }
 

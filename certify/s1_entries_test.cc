@@ -114,5 +114,31 @@ TEST_F(ModelEntriesTest, RanksOfSomeFilesAloneSayNothing) {
   EXPECT_EQ(Law("S1").verdict, Verdict::kHeld);
 }
 
+TEST_F(ModelEntriesTest, ArgsOfAnotherModelBreakS1) {
+  const auto of = [](int64_t heads) {
+    return checkpoint::WithEntry(Engine(), "args",
+                                 Dictionary({{"num_attention_heads", checkpoint::MakeInt(heads)}}));
+  };
+  SetFiles({of(4), of(4), of(2)});
+  const Finding finding = Broken("S1", "args-differ");
+  EXPECT_NE(finding.file.find("mp_rank_02"), std::string::npos);
+  EXPECT_NE(finding.text.find("num_attention_heads 2, not 4"), std::string::npos) << finding.text;
+  SetFiles({of(4), of(4), of(4)});
+  EXPECT_EQ(Law("S1").verdict, Verdict::kHeld);
+}
+
+TEST_F(ModelEntriesTest, ArgsOfAnotherTopologyBreakS1) {
+  const auto of = [](int64_t ranks) {
+    return checkpoint::WithEntry(
+        Engine(), "args",
+        Dictionary({{"pipeline_model_parallel_size", checkpoint::MakeInt(ranks)}}));
+  };
+  SetFiles({of(3), of(3)});
+  EXPECT_NE(Broken("S1", "args-of-another-topology").text.find("is 3; the files are of 2"),
+            std::string::npos);
+  SetFiles({of(2), of(2)});
+  EXPECT_EQ(Law("S1").verdict, Verdict::kHeld);
+}
+
 }  // namespace
 }  // namespace certify

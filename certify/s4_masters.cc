@@ -17,6 +17,9 @@ namespace {
 
 // Offsets tried for "the masters sit k elements off".
 constexpr int64_t kShiftMax = 64;
+// Up to here, single elements were changed; another step changes nearly all.
+constexpr int64_t kFewElements = 8;
+constexpr double kFewShare = 0.05;
 // Below this, weights and masters have nothing to do with each other.
 constexpr double kUnrelatedCorrelation = 0.1;
 
@@ -80,8 +83,8 @@ void MastersFresh::Visit(size_t index, const at::Tensor& weight, const at::Tenso
     finding.state = oracle::kMaster;
     finding.first_index = difference.first_index;
     finding.count = difference.differing;
-    finding.text =
-        Format("{}: rounded master against weight: {}", info.name, DifferenceText(difference));
+    finding.text = Format("{}: rounded master against weight: {}", info.name,
+                          DifferenceText(difference, {"the master rounds to", "the weight is"}));
     if (const int64_t shift = ShiftThatFits(weight, master); shift != 0)
       finding.text += Format("; the masters sit {} element{} {}", std::abs(shift),
                              std::abs(shift) == 1 ? "" : "s", shift > 0 ? "late" : "early");
@@ -121,16 +124,22 @@ void MastersFresh::Summarize() {
   finding.state = oracle::kMaster;
   finding.count = differing_;
   finding.text =
-      Format("{:.1f} % of all masters ({} of {}, in {} tensors) do not round to their weights",
-             100 * share, differing_, compared_, tensors_broken_);
-  if (std::fabs(correlation) < kUnrelatedCorrelation) {
+      Format("{} of {} masters ({}{:.1f} %), in {} tensor{}, do not round to their weights",
+             differing_, compared_, share < 0.001 ? "less than " : "", std::max(100 * share, 0.1),
+             tensors_broken_, tensors_broken_ == 1 ? "" : "s");
+  const bool few = differing_ <= kFewElements && share < kFewShare;
+  if (!few && std::fabs(correlation) < kUnrelatedCorrelation) {
     finding.text += Format(
         ". They are unrelated to the weights (correlation {:.3f}): never refreshed. The first "
-        "optimizer step would write "
-        "them over the weights; rebuild them with `shardproof refresh`",
+        "optimizer step would write them over the weights; rebuild them from the weights first",
         correlation);
   } else if (ulp_max_ <= 1) {
     finding.text += ", each by one ulp: rounded another way (truncated, or rounded twice)";
+  } else if (few) {
+    finding.text += Format(
+        ", by at most {} ulp: too few to be of another step; a weight or a master was changed or "
+        "damaged",
+        ulp_max_);
   } else {
     finding.text += Format(
         ", by at most {} ulp (correlation {:.3f}): of another step, or of other elements than the "

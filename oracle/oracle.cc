@@ -122,7 +122,7 @@ Status DetectWrapper(Draft& draft) {
   draft.summary.zero_stage = static_cast<int32_t>(std::clamp<int64_t>(stage.value_or(0), 0, 3));
   if (draft.summary.zero_stage == 3 || checkpoint::Has(dictionary, "fp32_flat_groups")) {
     return Error{ErrorCode::kUnsupported, "a ZeRO-3 checkpoint", "ZeRO stage 0, 1 or 2", where,
-                 "This layout is named but not read yet."};
+                 "Save it from stage 0, 1 or 2 without experts; shardproof reads no other yet."};
   }
   draft.summary.elastic =
       checkpoint::SequenceItems(checkpoint::Get(dictionary, "base_optimizer_state")) != nullptr;
@@ -148,7 +148,7 @@ Status ReadAll(Draft& draft) {
   } else if (draft.source.grid.pipeline > 1) {
     return Error{ErrorCode::kUnsupported, "pipeline stages without layer files",
                  "layer files, or one stage", draft.source.folder.step_folder.string(),
-                 "This layout is named but not read yet."};
+                 "Save it from stage 0, 1 or 2 without experts; shardproof reads no other yet."};
   }
   CK_DO(AddModules(draft, modules, draft.tied));
   CK_DO(DecideKinds(draft));

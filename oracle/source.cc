@@ -47,7 +47,7 @@ namespace {
 
 Error Unsupported(std::string found, const std::string& where) {
   return {ErrorCode::kUnsupported, std::move(found), "ZeRO stage 0, 1 or 2 without experts", where,
-          "This layout is named but not read yet."};
+          "Save it from stage 0, 1 or 2 without experts; shardproof reads no other yet."};
 }
 
 checkpoint::Status RefuseUnsupported(const Source& source) {

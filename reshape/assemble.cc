@@ -223,9 +223,11 @@ class Assembler {
     tensor.stale_states = std::move(copy);
     if (proved) return checkpoint::Done{};
     source_.Notify("stale-tied-copy",
-                   compared ? "unproved, stale tied copy: the last stage's copy differs from the "
+                   compared ? "stale tied copy, its place not proved by content: the last stage's "
+                              "copy differs from the "
                               "first stage's tensor; its states are carried as they are."
-                            : "unproved, stale tied copy: the last stage has states of its own and "
+                            : "stale tied copy, its place not proved by content: the last stage "
+                              "has states of its own and "
                               "no master to compare; they are carried as they are.",
                    {tensor.name});
     return checkpoint::Done{};

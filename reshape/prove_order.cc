@@ -70,7 +70,8 @@ void Report(const ModelRank& rank, const std::vector<Candidate>& candidates,
     outcome.notices.push_back(
         {"stale-tied-copy",
          fmt::format(
-             "unproved, stale tied copy: {} on its last stage differs from the first stage's "
+             "stale tied copy, its place not proved by content: {} on its last stage differs from "
+             "the first stage's "
              "tensor, whose "
              "16-bit weight is the only one in the files; its place follows from its neighbours.",
              name),

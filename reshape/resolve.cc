@@ -241,14 +241,23 @@ Status ResolveMoments(const Inventory& source, const TargetSpec& spec, ResolvedT
   const FrameworkVersion version = SourceVersion(source);
   const bool from = IsUnscaled(source.wrapper, source.weight_dtype, version);
   const bool to = IsUnscaled(target.wrapper, target.dtype, version);
-  if (from == to || target.wrapper == Wrapper::kNone) return checkpoint::Done{};
+  const bool rescale = spec.moments == Moments::kRescale;
+  if (from == to || target.wrapper == Wrapper::kNone) {
+    if (rescale) {
+      target.notices.push_back(
+          {"nothing-to-rescale",
+           "--moments rescale changed nothing: the moments of both sides have one scale. It is for "
+           "fp16 without ZeRO on one side alone.",
+           {}});
+    }
+    return checkpoint::Done{};
+  }
   const Value dict = SourceOptimizerDict(source, 0);
   Value scale = Get(dict, "cur_scale");
   if (scale == nullptr) scale = GetPath(dict, {"loss_scaler", "cur_scale"});
   const double factor = checkpoint::AsNumber(scale).value_or(1);
   if (!(factor > 1) || factor > 1e30) return checkpoint::Done{};
   target.unscaled_factor = factor;
-  const bool rescale = spec.moments == Moments::kRescale;
   // A judge can tell a rescale from a fault only where the type stays.
   if (rescale && target.dtype != source.weight_dtype) {
     return Error{ErrorCode::kUsage, "--moments rescale together with another type",

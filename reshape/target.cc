@@ -57,7 +57,7 @@ Status CheckMasters(const Inventory& source, const ResolvedTarget& choice) {
       continue;
     return Error{ErrorCode::kMissingFile, "no fp32 master of " + tensor.name,
                  "a master for every trained parameter", tensor.name,
-                 "The source has no optimizer states; `shardproof refresh` can rebuild masters."};
+                 "Restore the optimizer files of the source, or save it anew with them."};
   }
   return checkpoint::Done{};
 }

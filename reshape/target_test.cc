@@ -262,6 +262,15 @@ TEST(TargetTest, RescaledMomentsTakeTheLossScaleAndItsSquare) {
   }
 }
 
+TEST(TargetTest, RescaleWithNothingToRescaleIsSaid) {
+  TargetSpec spec = Spec(1, 1, 1, 0);
+  EXPECT_FALSE(HasNotice(LayOut(MakeGpt({}), spec), "nothing-to-rescale"));
+  spec.moments = Moments::kRescale;
+  const Target same = LayOut(MakeGpt({}), spec);
+  EXPECT_TRUE(HasNotice(same, "nothing-to-rescale"));
+  for (const Placement& placement : same.placements) EXPECT_EQ(placement.factor, 1);
+}
+
 TEST(TargetTest, DifferentStepsInOneFlatGroupAreRefused) {
   Inventory source = MakePlain({4, 4}, Wrapper::kUnfused, DType::kFloat16);
   source.tensors[1].step->value = 4;
