@@ -111,7 +111,10 @@ void AddTargetFlags(CLI::App& app, TargetFlags& flags) {
   app.add_option("--layout", flags.layout, "pipeline (layer files) or plain (one module)");
   app.add_option("--format", flags.format, "native or universal")->capture_default_str();
   app.add_option("--wrapper", flags.wrapper, "optimizer wrapper: zero, bf16, fused or unfused");
-  app.add_option("--cuts", flags.cuts, "pipeline stage boundaries as layer numbers: 0,4,9");
+  app.add_option("--cuts", flags.cuts, "pipeline stage boundaries as layer numbers: 0,4,9")
+      ->check([](const std::string& text) {
+        return text.empty() ? std::string("no layer numbers") : std::string();
+      });
   app.add_option("--moments", flags.moments, "as-is, or rescale (fp16 stage 0 <-> ZeRO)")
       ->capture_default_str();
   app.add_flag("--elastic", flags.elastic, "write an elastic checkpoint");

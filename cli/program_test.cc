@@ -87,6 +87,14 @@ TEST_F(ProgramTest, OutputThatCannotBeWrittenIsAnError) {
   EXPECT_EQ(RunIntoFullDevice({"certify", Path("run"), Path("run")}).exit_code, 2);
 }
 
+TEST_F(ProgramTest, EmptyCutsAreAUsageError) {
+  ASSERT_EQ(RunWords({"fixture", Path("run"), "--pp", "2", "--zero", "1"}).exit_code, 0);
+  const Outcome outcome =
+      RunWords({"reshape", Path("run"), Path("target"), "--pp", "2", "--cuts", "", "--dry-run"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE(outcome.errors.find("--cuts"), std::string::npos) << outcome.errors;
+}
+
 TEST_F(ProgramTest, ReportsGoThroughLinksAndIntoPipesAndDevices) {
   ASSERT_EQ(RunWords({"fixture", Path("run"), "--dp", "2", "--zero", "1"}).exit_code, 0);
   const auto certify = [&](const std::string& report) {

@@ -59,7 +59,12 @@ Status CheckSourceUnchanged(const Inventory& source) {
 // The target must not grow inside the source, where it would be read as a part of it.
 Status CheckDestination(const Inventory& source, const fs::path& destination) {
   std::error_code error;
-  if (fs::symlink_status(destination, error).type() != fs::file_type::not_found) {
+  const fs::file_type type = fs::symlink_status(destination, error).type();
+  if (type == fs::file_type::none) {  // a name too long, a folder that may not be searched
+    return Error{ErrorCode::kIo, error.message(), "a path that can be looked up",
+                 destination.string(), "Name another target, or check the permissions above it."};
+  }
+  if (type != fs::file_type::not_found) {
     return Error{ErrorCode::kTargetExists, "a file or folder", "a target that does not exist",
                  destination.string(),
                  "Nothing that exists is overwritten: name another target, or move this one away."};

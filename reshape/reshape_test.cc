@@ -165,6 +165,13 @@ TEST_F(ReshapeTest, TargetInsideTheSourceIsRefused) {
   EXPECT_EQ(from_step.error().code, ErrorCode::kUsage);
 }
 
+TEST_F(ReshapeTest, ANameThatIsTooLongIsNoExistingTarget) {
+  const auto report = Reshape(CorpusRun(kZero), folder_ / std::string(300, 'a'), Options(3));
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error().code, ErrorCode::kIo);
+  EXPECT_NE(report.error().found.find("too long"), std::string::npos) << report.error().found;
+}
+
 TEST_F(ReshapeTest, ForeignPartialFolderIsLeftAlone) {
   fs::create_directories(folder_ / "out.partial");
   std::ofstream(folder_ / "out.partial/thesis.txt") << "mine";
